@@ -39,9 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     name, rest = argv[0], argv[1:]
     if name not in COMMANDS:
-        return _fail(
-            f"command: got {name!r}; {legal_values(COMMANDS)}.{did_you_mean(name, COMMANDS)}"
-        )
+        return _fail(unknown_value("command", name, COMMANDS))
     module = importlib.import_module(COMMANDS[name][0])
     parser = argparse.ArgumentParser(
         prog=f"normplugin {name}",

@@ -238,8 +238,8 @@ def resolve_scheme(
     letters = preset.attention + preset.ffn
     if output_norm_init is not None and "B" not in letters:
         raise SchemeError(
-            f"--output-norm-init: got {output_norm_init}; scheme {key!r} has no output norm (B), so it "
-            "would have no effect. Drop it, or take periln, normformer, outputln or letters with B."
+            f"--output-norm-init: got {output_norm_init}; scheme {key!r} has no output norm (B). "
+            "Drop it, or take periln, normformer, outputln or letters with B."
         )
     return NormScheme(
         name=key,

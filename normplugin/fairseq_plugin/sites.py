@@ -1,0 +1,98 @@
+"""Where each site of a scheme lives in a fairseq model, and the check that it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+
+from normplugin.errors import SchemeError
+from normplugin.placement import Dims, NormScheme, Site
+
+NORM_MARK = "is_norm_or_scale"  # attribute of parameters that optim.py may spare from decay
+Shapes = dict[str, tuple[int, ...]]
+
+_ATTENTION = {"attention": "self_attn", "cross_attention": "encoder_attn"}
+_STACK = {"embedding": "layernorm_embedding", "final": "layer_norm"}
+# role -> path below the attention module or the layer; "input" and "residual" share a slot.
+_IN_ATTENTION = {
+    "output": "output_norm",
+    "query": "q_proj.output_norm",
+    "key": "k_proj.output_norm",
+}
+_IN_LAYER = {"hidden": "fc2.hidden_norm", "output": "fc2.output_norm", "residual_scale": "w_resid"}
+
+
+def module_path(site: Site, scheme: NormScheme) -> str:
+    """Return the path of a site's module (or scale) below its layer, or below the decoder.
+
+    Upstream has one norm slot per sublayer. It is the input norm of a scheme without C and the
+    residual norm (C) of a scheme with C, whose input norm then sits in front of the projections.
+    """
+    if site.sublayer == "stack":
+        return _STACK[site.role]
+    letters = scheme.ffn if site.sublayer == "ffn" else scheme.attention
+    in_slot = site.role == "residual" or (site.role == "input" and "C" not in letters)
+    if site.sublayer == "ffn":
+        if site.role == "input":
+            return "final_layer_norm" if in_slot else "fc1.input_norm"
+        return "final_layer_norm" if in_slot else _IN_LAYER[site.role]
+    attention = _ATTENTION[site.sublayer]
+    if in_slot:
+        return f"{attention}_layer_norm"
+    if site.role == "head_scale":
+        inside = "out_proj." if scheme.head_scale == "before-out-proj" else ""
+        return f"{attention}.{inside}head_scale"
+    return f"{attention}.{'input_norm' if site.role == 'input' else _IN_ATTENTION[site.role]}"
+
+
+def parameter_names(site: Site, scheme: NormScheme) -> tuple[str, ...]:
+    """Return the names of a site's parameters, below its layer or the decoder."""
+    path = module_path(site, scheme)
+    if not site.is_norm:
+        return (path,)
+    return tuple(f"{path}.{parameter}" for parameter in scheme.site_parameters(site))
+
+
+def promised(scheme: NormScheme, dims: Dims, prefix: str = "decoder") -> Shapes:
+    """Return name -> shape of every norm and scale parameter the scheme promises."""
+    shapes: Shapes = {}
+    for layer in range(dims.n_layers):
+        for site in scheme.layer_sites():
+            for name in parameter_names(site, scheme):
+                shapes[f"{prefix}.layers.{layer}.{name}"] = (dims.width(site.width),)
+    for site in scheme.stack_sites():
+        for name in parameter_names(site, scheme):
+            shapes[f"{prefix}.{name}"] = (dims.width(site.width),)
+    return shapes
+
+
+def existing(model: nn.Module) -> Shapes:
+    """Return name -> shape of every norm and scale parameter a model really has."""
+    return {name: tuple(parameter.shape) for name, parameter in norm_parameters(model)}
+
+
+def norm_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the norm gains, norm biases and learned scales of a model.
+
+    That is every parameter outside the embeddings that is no weight or bias of a linear.
+    """
+    for path, module in model.named_modules():
+        if ".embed_" in path:
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if not (isinstance(module, nn.Linear) and name in ("weight", "bias")):
+                yield f"{path}.{name}" if path else name, parameter
+
+
+def check_promises(scheme: NormScheme, promise: Mapping, found: Mapping) -> None:
+    """Raise `SchemeError` naming every parameter that is missing, unasked for or misshapen."""
+    missing = sorted(promise.keys() - found.keys())
+    extra = sorted(found.keys() - promise.keys())
+    wrong = sorted(n for n in promise.keys() & found.keys() if promise[n] != found[n])
+    if missing or extra or wrong:
+        raise SchemeError(
+            f"scheme {scheme.name!r}: the built model differs from what the scheme promises; "
+            f"missing {missing}, not promised {extra}, wrong shape {wrong}. "
+            "Report this: an option that changes the layers is not supported together with it."
+        )

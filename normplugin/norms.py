@@ -1,0 +1,218 @@
+"""LayerNorm and RMSNorm of every adapter, and the activation-plus-norm of the FFN.
+
+    LayerNorm   y = (x - mean(x)) / sqrt(var(x) + eps) * g + b      biased variance
+    RMSNorm     y = x / sqrt(mean(x^2) + eps) * g
+    g = weight, or 1 + weight when zero-centred
+
+Dtype, said once for the whole package: statistics and gain are applied in fp32 (fp64 for fp64
+input), the result is rounded once, and the output has the input's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from normplugin.kernels import apex_norm
+from normplugin.placement import NormSpec
+
+Activation = Callable[[Tensor], Tensor]
+Stats = tuple[Tensor, ...]
+
+
+class Norm(nn.Module):
+    """One norm over the last axis.
+
+        y = N(x)
+
+    Source: Ba et al. 2016, arXiv:1607.06450; Zhang & Sennrich 2019, arXiv:1910.07467.
+    Shapes: x (..., D) -> y same.
+    Dtype:  see the module docstring.
+    State:  weight (D,); bias (D,) for LayerNorm only.
+
+    Args:
+        width: D.
+        spec: Type, eps and whether the gain is stored as an offset from 1.
+        init: The value at which the gain starts.
+    """
+
+    def __init__(self, width: int, spec: NormSpec, init: float = 1.0):
+        super().__init__()
+        self.spec = spec
+        start = init - 1.0 if spec.zero_centered else init
+        self.weight = nn.Parameter(torch.full((width,), start))
+        self.bias = nn.Parameter(torch.zeros(width)) if spec.type == "layernorm" else None
+
+    @property
+    def gain(self) -> Tensor:
+        """The factor applied, shape (D,): fp32 at least when zero-centred, else as stored."""
+        if not self.spec.zero_centered:
+            return self.weight
+        return self.weight.to(_wide(self.weight.dtype)) + 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last axis of x."""
+        gain = self.gain
+        fused = apex_norm(self.spec.type, x.device.type) if gain.dtype == x.dtype else None
+        if fused is not None:
+            return fused(x, gain, self.bias, self.spec.eps)
+        if self.bias is not None and gain.dtype == x.dtype:
+            return F.layer_norm(x, gain.shape, gain, self.bias, self.spec.eps)
+        return _NormFunction.apply(x, gain, self.bias, self.spec)
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        zero = ", zero_centered" if self.spec.zero_centered else ""
+        return f"{self.weight.numel()}, {self.spec.type}, eps={self.spec.eps}{zero}"
+
+
+def activation_norm(h: Tensor, activation: Activation, norm: Norm) -> Tensor:
+    """Return N(act(h)), keeping only h and two statistics per token for the backward pass.
+
+    Unfused, act(h) would be kept as well: one activation of width d_ffn per token.
+
+    Source: Shleifer et al. 2021, arXiv:2110.09456, section 2 (FFN LayerNorm).
+    Shapes: h (..., d_ffn) -> same.
+    """
+    return _ActivationNorm.apply(h, norm.gain, norm.bias, activation, norm.spec)
+
+
+def activation_norm_linear(h: Tensor, activation: Activation, norm: Norm, linear: nn.Linear):
+    """Return W_2 N(act(h)) + b_2, keeping only h: the input of W_2 is rebuilt in the backward.
+
+    Saves one more activation of width d_ffn per token than `activation_norm`, for one more
+    activation and norm per backward pass.
+
+    Shapes: h (..., d_ffn) -> (..., d_model).
+    """
+    return _ActivationNormLinear.apply(
+        h, norm.gain, norm.bias, linear.weight, linear.bias, activation, norm.spec
+    )
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _normalize(
+    x: Tensor, gain: Tensor, bias: Tensor | None, spec: NormSpec
+) -> tuple[Tensor, Stats]:
+    """Return N(x) in x's dtype, and the statistics that `_normalize_backward` takes."""
+    if spec.type == "layernorm":
+        same = x if x.dtype == gain.dtype else x.to(_wide(x.dtype))
+        g, b = gain.to(same.dtype), bias.to(same.dtype) if bias is not None else None
+        y, mean, rstd = torch.native_layer_norm(same, gain.shape, g, b, spec.eps)
+        return y.to(x.dtype), (mean, rstd)
+    wide = x.to(_wide(x.dtype))
+    mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / x.size(-1)
+    rstd = torch.rsqrt(mean_square + spec.eps)
+    return (wide * rstd).mul_(gain).to(x.dtype), (rstd,)
+
+
+def _reapply(x: Tensor, stats: Stats, gain: Tensor, bias: Tensor | None) -> Tensor:
+    """Rebuild N(x) from x and its statistics."""
+    wide = x.to(_wide(x.dtype))
+    if bias is None:
+        return (wide * stats[0]).mul_(gain).to(x.dtype)
+    mean, rstd = stats
+    return torch.addcmul(bias.to(wide.dtype), (wide - mean).mul_(rstd), gain).to(x.dtype)
+
+
+def _normalize_backward(
+    dy: Tensor, x: Tensor, stats: Stats, gain: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradients of x, gain and bias (None for RMSNorm)."""
+    wide_dy, wide_x = dy.to(_wide(x.dtype)), x.to(_wide(x.dtype))
+    if bias is not None:
+        mean, rstd = (s.to(wide_x.dtype) for s in stats)
+        g, b = gain.to(wide_x.dtype), bias.to(wide_x.dtype)
+        dx, dgain, dbias = torch.ops.aten.native_layer_norm_backward(
+            wide_dy, wide_x, gain.shape, mean, rstd, g, b, [True, True, True]
+        )
+        return dx.to(x.dtype), dgain.to(gain.dtype), dbias.to(bias.dtype)
+    (rstd,) = stats
+    x_hat = wide_x * rstd
+    dgain = (wide_dy * x_hat).flatten(0, -2).sum(0)
+    scaled = wide_dy * gain
+    row = (scaled * x_hat).mean(-1, keepdim=True)
+    dx = scaled.addcmul_(x_hat, row, value=-1.0).mul_(rstd)
+    return dx.to(x.dtype), dgain.to(gain.dtype), None
+
+
+class _NormFunction(torch.autograd.Function):
+    """N(x) that keeps x in its own dtype and one or two statistics per token."""
+
+    @staticmethod
+    def forward(ctx, x, gain, bias, spec):
+        y, stats = _normalize(x, gain, bias, spec)
+        ctx.save_for_backward(x, gain, bias, *stats)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        x, gain, bias, *stats = ctx.saved_tensors
+        return *_normalize_backward(dy, x, tuple(stats), gain, bias), None
+
+
+def _activation_norm_backward(dy, a, h, stats, gain, bias):
+    """Gradients of h, gain and bias through N(act(h)); a = act(h) carries the graph back to h."""
+    da, dgain, dbias = _normalize_backward(dy, a.detach(), stats, gain, bias)
+    (dh,) = torch.autograd.grad(a, h, da)
+    return dh, dgain, dbias
+
+
+def _rerun(h: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
+    """Return a leaf copy of h and act(h) with a graph between them."""
+    with torch.enable_grad():
+        leaf = h.detach().requires_grad_()
+        return leaf, activation(leaf)
+
+
+class _ActivationNorm(torch.autograd.Function):
+    """N(act(h)); the backward evaluates act again."""
+
+    @staticmethod
+    def forward(ctx, h, gain, bias, activation, spec):
+        y, stats = _normalize(activation(h), gain, bias, spec)
+        ctx.activation = activation
+        ctx.save_for_backward(h, gain, bias, *stats)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        h, gain, bias, *stats = ctx.saved_tensors
+        leaf, a = _rerun(h, ctx.activation)
+        return *_activation_norm_backward(dy, a, leaf, tuple(stats), gain, bias), None, None
+
+
+class _ActivationNormLinear(torch.autograd.Function):
+    """W N(act(h)) + b; the backward evaluates act and N again."""
+
+    @staticmethod
+    def forward(ctx, h, gain, bias, weight, linear_bias, activation, spec):
+        y, stats = _normalize(activation(h), gain, bias, spec)
+        ctx.activation = activation
+        ctx.has_linear_bias = linear_bias is not None
+        ctx.save_for_backward(h, gain, bias, weight, *stats)
+        linear_bias = linear_bias.to(h.dtype) if ctx.has_linear_bias else None
+        return F.linear(y, weight.to(h.dtype), linear_bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        h, gain, bias, weight, *stats = ctx.saved_tensors
+        leaf, a = _rerun(h, ctx.activation)
+        y = _reapply(a.detach(), tuple(stats), gain, bias)
+        rows = dout.flatten(0, -2)
+        dweight = (rows.t() @ y.flatten(0, -2)).to(weight.dtype)
+        del y
+        dlinear_bias = rows.sum(0).to(weight.dtype) if ctx.has_linear_bias else None
+        dy = dout @ weight.to(dout.dtype)
+        dh, dgain, dbias = _activation_norm_backward(dy, a, leaf, tuple(stats), gain, bias)
+        return dh, dgain, dbias, dweight, dlinear_bias, None, None

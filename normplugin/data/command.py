@@ -1,0 +1,151 @@
+"""Turn text into training data for fairseq and Megatron, with one encoding pass.
+
+Writes DIR/spm.model, DIR/fairseq (dict.txt and binaries for the tasks language_modeling and
+masked_lm), DIR/megatron (train_text_document, valid_text_document) and DIR/manifest.json (settings,
+counts, SHA-256 of every file). The ids are the same in both but for a constant offset.
+
+With no INPUT the text is the running Python's standard library (about 11 MB): one document is one
+file, and white space is kept. With INPUT one document is one line, and sentencepiece's default
+normalisation applies. Every document ends with eos. The options say how to change each of these.
+
+DIR is written completely or not at all. The same command again finds the result and ends well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from normplugin.data import frameworks
+from normplugin.data.settings import (
+    DOCUMENTS,
+    ERRORS,
+    MODEL_TYPES,
+    NORMALIZATIONS,
+    PrepareSettings,
+    TokenizerSettings,
+    option,
+)
+from normplugin.errors import DataError
+
+_DEFAULTS = TokenizerSettings()
+# Source code: nothing may be lost. Text: sentencepiece's own defaults.
+_DEFAULT_CORPUS = {"normalization": "identity", "keep_extra_spaces": True}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``normplugin prepare``."""
+    add = parser.add_argument
+    add("inputs", nargs="*", type=Path, metavar="INPUT", help="UTF-8 text files")
+    add("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    add("--valid", nargs="+", type=Path, default=[], metavar="FILE", help="validation text")
+    add(
+        "--valid-fraction",
+        type=float,
+        default=0.05,
+        metavar="F",
+        help="share of the documents for validation, without --valid (default: 0.05)",
+    )
+    add(
+        "--document",
+        choices=DOCUMENTS,
+        help="what one document is (default: line; without INPUT: file)",
+    )
+    add(
+        "--errors",
+        choices=ERRORS,
+        default="strict",
+        help="what undecodable bytes do: stop, or become U+FFFD (default: strict)",
+    )
+    add(
+        "--frameworks",
+        metavar="NAMES",
+        help="fairseq, megatron or fairseq,megatron (default: those installed)",
+    )
+    add(
+        "--max-unk-rate",
+        type=float,
+        default=0.01,
+        metavar="RATE",
+        help="refuse a larger share of unknown tokens (default: 0.01)",
+    )
+    add("--overwrite", action="store_true", help="replace data prepared earlier in DIR")
+    add("--quiet", action="store_true", help="no progress bar and no summary")
+    _add_tokenizer_arguments(parser.add_argument_group("tokenizer"))
+
+
+def _add_tokenizer_arguments(group: argparse._ArgumentGroup) -> None:
+    # No defaults here: what was given must be told from what was not, see _tokenizer.
+    add, flag = group.add_argument, argparse.BooleanOptionalAction
+    add("--tokenizer", type=Path, metavar="MODEL", help="take this sentencepiece .model file")
+    add("--vocab-size", type=int, metavar="N", help=f"pieces (default: {_DEFAULTS.vocab_size})")
+    add("--model-type", choices=MODEL_TYPES, help="default: unigram")
+    add("--byte-fallback", action=flag, help="spell rare characters as bytes (default: yes)")
+    add("--character-coverage", type=float, metavar="C", help="default: 0.9995")
+    add(
+        "--normalization", choices=NORMALIZATIONS, help="default: nmt_nfkc; without INPUT: identity"
+    )
+    add("--dummy-prefix", action=flag, help="begin texts with a space piece (default: yes)")
+    add(
+        "--keep-extra-spaces",
+        action=flag,
+        help="keep runs of spaces (default: no; without INPUT: yes)",
+    )
+    add(
+        "--max-sentence-length",
+        type=int,
+        metavar="BYTES",
+        help="longer lines are left out of tokenizer training, not of the data (default: 4192)",
+    )
+    add(
+        "--input-sentence-size",
+        type=int,
+        metavar="LINES",
+        help="train on at most so many, evenly spaced (default: 100000)",
+    )
+    add("--soft-vocab-limit", action=flag, help="take fewer pieces if the text has no more")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare the data and print the summary."""
+    from normplugin.data import summary
+    from normplugin.data.prepare import prepare
+
+    settings = settings_of(args)
+    outcome = prepare(settings)
+    if not settings.quiet:
+        print(summary.text(outcome, settings.out))
+    return 0
+
+
+def settings_of(args: argparse.Namespace) -> PrepareSettings:
+    """Return the settings the arguments ask for; raise `DataError` for a clash."""
+    named = args.frameworks.split(",") if args.frameworks else None
+    return PrepareSettings(
+        out=args.out,
+        inputs=tuple(args.inputs),
+        valid=tuple(args.valid),
+        valid_fraction=args.valid_fraction,
+        document=args.document or ("line" if args.inputs else "file"),
+        errors=args.errors,
+        tokenizer=_tokenizer(args),
+        frameworks=frameworks.installed() if named is None else tuple(sorted(set(named))),
+        max_unk_rate=args.max_unk_rate,
+        overwrite=args.overwrite,
+        quiet=args.quiet,
+    )
+
+
+def _tokenizer(args: argparse.Namespace) -> TokenizerSettings | Path:
+    names = [field.name for field in dataclasses.fields(TokenizerSettings)]
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.tokenizer is None:
+        return TokenizerSettings(**{**({} if args.inputs else _DEFAULT_CORPUS), **given})
+    if given:
+        name, value = next(iter(given.items()))
+        raise DataError(
+            f"{option(name)}: got {value} with --tokenizer {args.tokenizer}; it is a choice for "
+            "training a tokenizer. Drop one of the two."
+        )
+    return Path(args.tokenizer)

@@ -1,0 +1,41 @@
+"""Megatron's format: one ``IndexedDataset`` per split, by Megatron's own builder.
+
+The ids are sentencepiece's, as its ``SentencePieceTokenizer`` has them; its eod is the model's eos.
+One sequence is one document, ending in eod (as ``preprocess_data.py --append-eod`` does it).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from normplugin.data.frameworks import imported
+from normplugin.data.vocabulary import Vocabulary
+
+
+class MegatronWriter:
+    """One split; the files are called as Megatron's own ``preprocess_data.py`` calls them."""
+
+    def __init__(self, folder: Path, split: str, vocabulary: Vocabulary):
+        module = imported("megatron", "megatron.core.datasets.indexed_dataset")
+        self._torch = imported("megatron", "torch")
+        prefix = str(folder / f"{split}_text_document")
+        self._index = module.get_idx_path(prefix)
+        self._builder = module.IndexedDatasetBuilder(
+            module.get_bin_path(prefix), dtype=module.DType.optimal_dtype(vocabulary.pieces)
+        )
+
+    def add(self, ids: np.ndarray, lengths: np.ndarray) -> None:
+        """Append documents: their sentencepiece ids end to end, and how many each has."""
+        for item in self._torch.from_numpy(ids).split(lengths.tolist()):
+            self._builder.add_item(item)
+            self._builder.end_document()
+
+    def close(self) -> None:
+        """Write the index."""
+        self._builder.finalize(self._index)
+
+
+def finish(folder: Path, vocabulary: Vocabulary, id_counts: np.ndarray) -> None:
+    """Write nothing more: Megatron reads the sentencepiece model itself."""

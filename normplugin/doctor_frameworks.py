@@ -14,12 +14,12 @@ from pathlib import Path
 from normplugin.doctor_probes import BROKEN, MISSING, OK, Finding, attempt, origin
 
 FAIRSEQ_RANGE = (
-    "pip install 'normplugin[fairseq]' (fairseq 0.12.2 runs on Python up to 3.10 and installs with "
-    "pip < 24.1; fairseq-fixed 0.12.3.1 is for Python 3.11 and 3.12)"
+    "on Python 3.11 and 3.12, pip install torch fairseq-fixed==0.12.3.1; the official fairseq "
+    "0.12.2 runs on Python up to 3.10 and installs with pip < 24.1"
 )
 MEGATRON_RANGE = (
-    "pip install 'normplugin[megatron]' (Python 3.12 for 0.17 and later; 0.16.1 is the last for "
-    "3.10 and 3.11; 0.15.0 cannot be imported without CUDA)"
+    "on Python 3.12, pip install torch psutil 'megatron-core>=0.17,<0.20'; 0.16.1 is the last for "
+    "Python 3.10 and 3.11, and 0.15.0 cannot be imported without CUDA"
 )
 
 

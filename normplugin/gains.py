@@ -49,10 +49,12 @@ class HeadScaledLinear(nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The effective weight W diag(g), shape (D, D)."""
-        stored = self._parameters.get("weight")
-        if stored is None:  # sharding wrappers replace the parameter by a plain view
-            stored = self.__dict__["_weight_view"]
-        return stored * expand_head_scale(self.head_scale, self.in_features)
+        # Sharding wrappers replace the parameter by a plain view.
+        stored = self._parameters.get("weight", self.__dict__.get("_weight_view"))
+        if stored is None:
+            raise AttributeError("weight")
+        scale = getattr(self, "head_scale", None)
+        return stored if scale is None else stored * expand_head_scale(scale, self.in_features)
 
     @weight.setter
     def weight(self, value: Tensor) -> None:

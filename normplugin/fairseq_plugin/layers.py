@@ -60,14 +60,9 @@ def place_attention_sites(layer: Any, name: str, scheme: NormScheme) -> None:
     attention = getattr(layer, name)
     width = attention.embed_dim
     setattr(layer, f"{name}_layer_norm", _slot_norm(scheme.attention, width, scheme))
-    inner_input = "A" in scheme.attention and "C" in scheme.attention
-    if inner_input or "B" in scheme.attention or scheme.head_scale != "none":
-        specialize(attention, NormedAttention).place(scheme, inner_input)
-    if scheme.qk_norm != "none":
-        specialize(attention, NormedAttention)
-        for projection in (attention.q_proj, attention.k_proj):
-            norm = _qk_norm(attention, scheme)
-            specialize(projection, NormedLinear).output_norm = norm
+    if scheme.attention in ("A", "C") and scheme.head_scale == scheme.qk_norm == "none":
+        return
+    specialize(attention, NormedAttention).place(scheme)
 
 
 def place_ffn_sites(layer: Any, scheme: NormScheme, recompute: bool) -> None:
@@ -100,19 +95,27 @@ def specialize(module: nn.Module, cls: type):
                 "an option replaced the module. Drop that option or take another scheme."
             )
         module.__class__ = cls
+        for name in ("input_norm", "output_norm"):
+            # Registered and not a class attribute: that would hide the module set later.
+            if issubclass(cls, WithNorms) and name not in module._modules:
+                module.register_module(name, None)
     return module
 
 
-class NormedLinear(nn.Linear):
+class WithNorms:
+    """A module with a norm in front of it, behind it, both or neither."""
+
+    input_norm: nn.Module | None
+    output_norm: nn.Module | None
+
+
+class NormedLinear(nn.Linear, WithNorms):
     """A linear with a norm in front of it, behind it, or both.
 
         y = N_out(W N_in(x) + b)
 
     Shapes: x (..., D_in) -> (..., D_out).
     """
-
-    input_norm: nn.Module | None = None
-    output_norm: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise, project, normalise."""
@@ -160,7 +163,7 @@ class HeadNorm(Norm):
         return super().forward(x.unflatten(-1, (-1, self.weight.numel()))).flatten(-2)
 
 
-class NormedAttention(MultiheadAttention):
+class NormedAttention(MultiheadAttention, WithNorms):
     """Upstream's attention with the sites of a scheme, on every path upstream takes.
 
         y = N_out(scale(concat(g_i head_i) W_O + b))    heads from A(query), N(q), N(k)
@@ -171,16 +174,18 @@ class NormedAttention(MultiheadAttention):
     Shapes: query (T, B, D), key and value (S, B, D) -> (T, B, D), weights as upstream.
     """
 
-    input_norm: nn.Module | None = None
-    output_norm: nn.Module | None = None
-    head_scale: nn.Parameter | None = None
+    head_scale: nn.Parameter | None
 
-    def place(self, scheme: NormScheme, inner_input: bool) -> None:
+    def place(self, scheme: NormScheme) -> None:
         """Create the sites of a scheme that sit in this module."""
-        if inner_input:
+        if "A" in scheme.attention and "C" in scheme.attention:
             self.input_norm = Norm(self.embed_dim, scheme.norm)
         if "B" in scheme.attention:
             self.output_norm = _output_norm(self.embed_dim, scheme)
+        if scheme.qk_norm != "none":
+            for projection in (self.q_proj, self.k_proj):
+                specialize(projection, NormedLinear).output_norm = _qk_norm(self, scheme)
+        self.register_parameter("head_scale", None)
         if scheme.head_scale == "before-out-proj":
             specialize(self.out_proj, HeadScaledLinear).add_head_scale(self.num_heads)
         elif scheme.head_scale == "after-out-proj":

@@ -96,3 +96,25 @@ def check_promises(scheme: NormScheme, promise: Mapping, found: Mapping) -> None
             f"missing {missing}, not promised {extra}, wrong shape {wrong}. "
             "Report this: an option that changes the layers is not supported together with it."
         )
+
+
+def reference_names(scheme: NormScheme, cross_attention: bool = False) -> dict[str, str]:
+    """Return fairseq's name -> the reference's name for every parameter of one layer."""
+    names = {}
+    for site in scheme.layer_sites(cross_attention):
+        for name in parameter_names(site, scheme):
+            suffix = f".{name.rpartition('.')[2]}" if site.is_norm else ""
+            names[name] = f"{site}{suffix}"
+    linears = {"fc1": "ffn.fc1", "fc2": "ffn.fc2"}
+    for sublayer in ("attention", "cross_attention")[: 1 + cross_attention]:
+        for theirs, ours in {
+            "q_proj": "q",
+            "k_proj": "k",
+            "v_proj": "v",
+            "out_proj": "out",
+        }.items():
+            linears[f"{_ATTENTION[sublayer]}.{theirs}"] = f"{sublayer}.{ours}"
+    for theirs, ours in linears.items():
+        for parameter in ("weight", "bias"):
+            names[f"{theirs}.{parameter}"] = f"{ours}.{parameter}"
+    return names

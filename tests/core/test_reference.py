@@ -15,34 +15,27 @@ from torch.testing import assert_close
 from normplugin.errors import SchemeError
 from normplugin.placement import NAMED_SCHEMES, SCHEMES, Dims, NormSpec, resolve_scheme
 from normplugin.reference import ReferenceLayer, ReferenceNorm, causal_mask, gelu, relu
+from normplugin.testing import gradients, randomize_
 
 DIMS = Dims(n_layers=2, d_model=12, d_ffn=20, n_heads=3)
 SEQ, BATCH, MEMORY = 5, 2, 4
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
-def randomised(module):
-    """The module in fp64 with every parameter random: gain 1 and bias 0 hide bugs."""
-    module = module.double()
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(torch.randn_like(p) * 0.4 + (0.7 if p.dim() == 1 else 0.0))
-    return module
-
-
 def make(scheme, dims=DIMS, **kwargs):
     """A randomised layer and inputs for it; the seed is fixed."""
     torch.manual_seed(7)
-    layer = randomised(ReferenceLayer(scheme, dims, **kwargs))
+    layer = ReferenceLayer(scheme, dims, **kwargs).double()
+    randomize_(layer)
     x = torch.randn(SEQ, BATCH, dims.d_model, dtype=torch.float64, requires_grad=True)
     memory = torch.randn(MEMORY, BATCH, dims.d_model, dtype=torch.float64, requires_grad=True)
     return layer, x, memory
 
 
-def gradients(y, tensors):
-    """Gradients of a random projection of y; the same projection for every y of that shape."""
-    direction = torch.randn(y.shape, generator=torch.Generator().manual_seed(3), dtype=y.dtype)
-    return torch.autograd.grad((y * direction).sum(), tensors)
+def agree(module, y, expected, **inputs):
+    """Outputs and the gradients of inputs and parameters agree to 1e-10."""
+    assert_close(y, expected, **EXACT)
+    assert_close(gradients(y, inputs, module), gradients(expected, inputs, module), **EXACT)
 
 
 def promised(scheme, dims, cross_attention=False):
@@ -110,16 +103,15 @@ def test_gains_start_neutral_and_output_gains_where_told(zero_centered):
 def test_norms_equal_torchs(type_, zero_centered):
     """Norm and gradients equal torch.nn.functional's, with an eps large enough to matter."""
     torch.manual_seed(1)
-    norm = randomised(ReferenceNorm(6, NormSpec(type_, 0.3, zero_centered)))
+    norm = ReferenceNorm(6, NormSpec(type_, 0.3, zero_centered)).double()
+    randomize_(norm)
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     gain = norm.weight + 1.0 if zero_centered else norm.weight
     if type_ == "layernorm":
         expected = F.layer_norm(x, (6,), gain, norm.bias, 0.3)
     else:
         expected = F.rms_norm(x, (6,), gain, 0.3)
-    leaves = [x, *norm.parameters()]
-    assert_close(norm(x), expected, **EXACT)
-    assert_close(gradients(norm(x), leaves), gradients(expected, leaves), **EXACT)
+    agree(norm, norm(x), expected, x=x)
 
 
 def test_activations_equal_torchs():
@@ -155,19 +147,17 @@ def test_preln_and_postln_equal_torchs_layers(name, cross, activation, torchs):
     """Pre-LN and Post-LN are torch's encoder and decoder layers: outputs and all gradients."""
     ours, x, memory = make(resolve_scheme(name), activation=activation, cross_attention=cross)
     kind = nn.TransformerDecoderLayer if cross else nn.TransformerEncoderLayer
-    theirs = randomised(kind(12, 3, 20, 0.0, torchs, 1e-5, norm_first=name == "preln"))
+    theirs = kind(12, 3, 20, 0.0, torchs, 1e-5, norm_first=name == "preln").double()
+    randomize_(theirs)
     ours.load_state_dict(in_our_names(theirs.state_dict(), name, cross), strict=True)
     mask = causal_mask(SEQ, x)
     y = ours(x, mask, memory=memory if cross else None)
     expected = theirs(x, memory, mask) if cross else theirs(x, mask)
     assert_close(y, expected, **EXACT)
-    inputs = [x, memory] if cross else [x]
-    mine = gradients(y, [*inputs, *ours.parameters()])
-    other = gradients(expected, [*inputs, *theirs.parameters()])
-    n = len(inputs)
-    assert_close(mine[:n], other[:n], **EXACT)
-    mine = dict(zip(dict(ours.named_parameters()), mine[n:], strict=True))
-    other = dict(zip(dict(theirs.named_parameters()), other[n:], strict=True))
+    inputs = {"x": x, "memory": memory} if cross else {"x": x}
+    mine, other = gradients(y, inputs, ours), gradients(expected, inputs, theirs)
+    for key in inputs:
+        assert_close(mine.pop(key), other.pop(key), **EXACT)
     assert_close(mine, in_our_names(other, name, cross), **EXACT)
 
 
@@ -194,13 +184,6 @@ class Hand:
         return F.scaled_dot_product_attention(q, k, v, mask).permute(2, 0, 1, 3)
 
 
-def agree(layer, x, y, expected, *more):
-    """Outputs and the gradients of inputs and parameters agree to 1e-10."""
-    leaves = [x, *more, *layer.parameters()]
-    assert_close(y, expected, **EXACT)
-    assert_close(gradients(y, leaves), gradients(expected, leaves), **EXACT)
-
-
 def test_periln_equals_the_papers_lines():
     """Peri-LN: x + N_out(F(N_in(x))) for attention and FFN."""
     layer, x, _ = make(resolve_scheme("periln", norm_eps=0.1))
@@ -209,7 +192,7 @@ def test_periln_equals_the_papers_lines():
     heads = h.heads(*(h.lin(f"attention.{n}", a) for n in "qkv"), mask)
     x1 = x + h.ln("attention.output", h.lin("attention.out", heads.flatten(2)))
     f = h.lin("ffn.fc2", F.gelu(h.lin("ffn.fc1", h.ln("ffn.input", x1))))
-    agree(layer, x, layer(x, mask), x1 + h.ln("ffn.output", f))
+    agree(layer, layer(x, mask), x1 + h.ln("ffn.output", f), x=x)
 
 
 @pytest.mark.parametrize("where", ["before-out-proj", "after-out-proj"])
@@ -227,7 +210,7 @@ def test_normformer_equals_the_papers_lines(where):
     x1 = x + h.ln("attention.output", f)
     hidden = h.ln("ffn.hidden", F.gelu(h.lin("ffn.fc1", h.ln("ffn.input", x1))))
     expected = h.p["ffn.residual_scale"] * x1 + h.lin("ffn.fc2", hidden)
-    agree(layer, x, layer(x, mask), expected)
+    agree(layer, layer(x, mask), expected, x=x)
 
 
 def test_outputln_equals_olmo_2s_lines():
@@ -239,7 +222,7 @@ def test_outputln_equals_olmo_2s_lines():
     heads = h.heads(q, k, h.lin("attention.v", x), mask)
     x1 = x + h.ln("attention.output", h.lin("attention.out", heads.flatten(2)))
     f = h.lin("ffn.fc2", F.gelu(h.lin("ffn.fc1", x1)))
-    agree(layer, x, layer(x, mask), x1 + h.ln("ffn.output", f))
+    agree(layer, layer(x, mask), x1 + h.ln("ffn.output", f), x=x)
 
 
 def test_cross_attention_with_every_site_equals_its_lines():
@@ -259,7 +242,7 @@ def test_cross_attention_with_every_site_equals_its_lines():
         stream = h.ln(f"{part}.residual", stream + f)
     f = h.lin("ffn.fc2", F.gelu(h.lin("ffn.fc1", h.ln("ffn.input", stream))))
     expected = h.ln("ffn.residual", stream + h.ln("ffn.output", f))
-    agree(layer, x, layer(x, memory=memory), expected, memory)
+    agree(layer, layer(x, memory=memory), expected, x=x, memory=memory)
 
 
 @pytest.mark.parametrize("norm_type", ["layernorm", "rmsnorm"])

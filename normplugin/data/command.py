@@ -39,71 +39,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("inputs", nargs="*", type=Path, metavar="INPUT", help="UTF-8 text files")
     add("--out", type=Path, required=True, metavar="DIR", help="folder to write")
-    add("--valid", nargs="+", type=Path, default=[], metavar="FILE", help="validation text")
-    add(
-        "--valid-fraction",
-        type=float,
-        default=0.05,
-        metavar="F",
-        help="share of the documents for validation, without --valid (default: 0.05)",
-    )
-    add(
-        "--document",
-        choices=DOCUMENTS,
-        help="what one document is (default: line; without INPUT: file)",
-    )
-    add(
-        "--errors",
-        choices=ERRORS,
-        default="strict",
-        help="what undecodable bytes do: stop, or become U+FFFD (default: strict)",
-    )
-    add(
-        "--frameworks",
-        metavar="NAMES",
-        help="fairseq, megatron or fairseq,megatron (default: those installed)",
-    )
-    add(
-        "--max-unk-rate",
-        type=float,
-        default=0.01,
-        metavar="RATE",
-        help="refuse a larger share of unknown tokens (default: 0.01)",
-    )
     add("--overwrite", action="store_true", help="replace data prepared earlier in DIR")
     add("--quiet", action="store_true", help="no progress bar and no summary")
-    _add_tokenizer_arguments(parser.add_argument_group("tokenizer"))
+    names = "fairseq, megatron or fairseq,megatron (default: those installed)"
+    add("--frameworks", metavar="NAMES", help=names)
+    _add_document_arguments(parser.add_argument_group("documents"))
+    # No defaults in these groups: what was given must be told from what was not, see _tokenizer.
+    group = parser.add_argument_group("tokenizer")
+    group.add_argument("--tokenizer", type=Path, metavar="MODEL", help="take this .model file")
+    _add_model_arguments(group)
+    _add_training_arguments(group)
 
 
-def _add_tokenizer_arguments(group: argparse._ArgumentGroup) -> None:
-    # No defaults here: what was given must be told from what was not, see _tokenizer.
+def _add_document_arguments(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--valid", nargs="+", type=Path, default=[], metavar="FILE", help="validation text")
+    share = "share of the documents for validation, without --valid (default: 0.05)"
+    add("--valid-fraction", type=float, default=0.05, metavar="F", help=share)
+    kinds = "what one document is (default: line; without INPUT: file)"
+    add("--document", choices=DOCUMENTS, help=kinds)
+    errors = "what undecodable bytes do: stop, or become U+FFFD (default: strict)"
+    add("--errors", choices=ERRORS, default="strict", help=errors)
+    rate = "refuse a larger share of unknown tokens (default: 0.01)"
+    add("--max-unk-rate", type=float, default=0.01, metavar="RATE", help=rate)
+
+
+def _add_model_arguments(group: argparse._ArgumentGroup) -> None:
     add, flag = group.add_argument, argparse.BooleanOptionalAction
-    add("--tokenizer", type=Path, metavar="MODEL", help="take this sentencepiece .model file")
     add("--vocab-size", type=int, metavar="N", help=f"pieces (default: {_DEFAULTS.vocab_size})")
-    add("--model-type", choices=MODEL_TYPES, help="default: unigram")
+    add("--model-type", choices=MODEL_TYPES, help=f"default: {_DEFAULTS.model_type}")
     add("--byte-fallback", action=flag, help="spell rare characters as bytes (default: yes)")
-    add("--character-coverage", type=float, metavar="C", help="default: 0.9995")
-    add(
-        "--normalization", choices=NORMALIZATIONS, help="default: nmt_nfkc; without INPUT: identity"
-    )
+    rules = f"default: {_DEFAULTS.normalization}; without INPUT: identity"
+    add("--normalization", choices=NORMALIZATIONS, help=rules)
     add("--dummy-prefix", action=flag, help="begin texts with a space piece (default: yes)")
-    add(
-        "--keep-extra-spaces",
-        action=flag,
-        help="keep runs of spaces (default: no; without INPUT: yes)",
+    spaces = "keep runs of spaces, and tabs (default: no; without INPUT: yes)"
+    add("--keep-extra-spaces", action=flag, help=spaces)
+
+
+def _add_training_arguments(group: argparse._ArgumentGroup) -> None:
+    add, flag = group.add_argument, argparse.BooleanOptionalAction
+    coverage = f"share of characters with a piece (default: {_DEFAULTS.character_coverage})"
+    add("--character-coverage", type=float, metavar="C", help=coverage)
+    longest = (
+        "longer lines are left out of tokenizer training, not of the data "
+        f"(default: {_DEFAULTS.max_sentence_length})"
     )
-    add(
-        "--max-sentence-length",
-        type=int,
-        metavar="BYTES",
-        help="longer lines are left out of tokenizer training, not of the data (default: 4192)",
-    )
-    add(
-        "--input-sentence-size",
-        type=int,
-        metavar="LINES",
-        help="train on at most so many, evenly spaced (default: 100000)",
-    )
+    add("--max-sentence-length", type=int, metavar="BYTES", help=longest)
+    most = f"train on at most so many, evenly spaced (default: {_DEFAULTS.input_sentence_size})"
+    add("--input-sentence-size", type=int, metavar="LINES", help=most)
     add("--soft-vocab-limit", action=flag, help="take fewer pieces if the text has no more")
 
 

@@ -13,7 +13,7 @@ is counted for some document, so the counts of a split add up to the size of its
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,13 +32,23 @@ class Source:
     split: str | None
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: there are millions, and frozen ones take twice as long to make
 class Document:
     """Text to encode, and the raw bytes it and its separators take in the file."""
 
     split: str
     text: str
     raw_bytes: int
+
+
+def require_documents(documents: Mapping[str, int]) -> None:
+    """Raise `DataError` unless each split has a document that is not blank."""
+    for split in SPLITS:
+        if not documents.get(split):
+            raise DataError(
+                f"{split} split: got 0 documents; each split needs at least 1 that is not blank. "
+                "Add text, give --valid FILE, or cut it finer with --document line."
+            )
 
 
 @dataclass(frozen=True)

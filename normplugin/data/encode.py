@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -78,12 +79,7 @@ def encode(
 ) -> Encoded:
     """Encode all documents into the writers of their split and close them.
 
-    Args:
-        documents: The corpus, in order.
-        tokenizer: Model to encode with.
-        vocabulary: Its id map.
-        writers: Split -> writers.
-        progress: Called with the raw bytes of every batch.
+    ``progress`` is called with the raw bytes of every batch.
     """
     result = Encoded({split: SplitCounts() for split in SPLITS}, np.zeros(vocabulary.pieces, int))
     for batch in batches(documents):
@@ -125,11 +121,7 @@ def _encode_batch(
     for document_ids in encoded:
         document_ids.append(vocabulary.eos)
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
-    ids = np.empty(int(lengths.sum()), dtype=np.int64)
-    end = 0
-    for document_ids in encoded:
-        start, end = end, end + len(document_ids)
-        ids[start:end] = document_ids
+    ids = np.fromiter(chain.from_iterable(encoded), dtype=np.int64, count=int(lengths.sum()))
     counts.documents += len(texts)
     counts.blank_documents += len(batch) - len(texts)
     counts.tokens += len(ids)

@@ -19,7 +19,6 @@ class MegatronWriter:
 
     def __init__(self, folder: Path, split: str, vocabulary: Vocabulary):
         module = imported("megatron", "megatron.core.datasets.indexed_dataset")
-        self._torch = imported("megatron", "torch")
         prefix = str(folder / f"{split}_text_document")
         self._index = module.get_idx_path(prefix)
         self._builder = module.IndexedDatasetBuilder(
@@ -28,9 +27,10 @@ class MegatronWriter:
 
     def add(self, ids: np.ndarray, lengths: np.ndarray) -> None:
         """Append documents: their sentencepiece ids end to end, and how many each has."""
-        for item in self._torch.from_numpy(ids).split(lengths.tolist()):
-            self._builder.add_item(item)
-            self._builder.end_document()
+        start = 0
+        for length in lengths.tolist():
+            self._builder.add_document(ids[start : start + length], [length])
+            start += length
 
     def close(self) -> None:
         """Write the index."""

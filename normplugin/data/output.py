@@ -49,8 +49,8 @@ def staged(out: Path) -> Iterator[Path]:
         _put_in_place(staging, out)
     except OSError as error:
         raise DataError(
-            f"--out: got {out}; writing it failed ({error.strerror or error}), nothing was "
-            "written. Free space or choose another folder."
+            f"--out: got {out}; writing it failed ({error}), nothing was "
+            "left behind. Free space or choose another folder."
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from normplugin.data import (
     tokenizer,
     vocabulary,
 )
-from normplugin.data.corpus import SPLITS, Corpus, text_corpus
+from normplugin.data.corpus import SPLITS, Corpus, require_documents, text_corpus
 from normplugin.data.default_corpus import default_corpus
 from normplugin.data.encode import Encoded, Writer, encode
 from normplugin.data.manifest import Manifest
@@ -83,7 +84,7 @@ def _write(
     for name in settings.frameworks:
         _FORMATS[name][1](folder / name, ids, encoded.id_counts)
     written = time.perf_counter()
-    _check(settings, encoded)
+    _check(settings, run, encoded)
     result = record.build(run, used, ids, encoded, manifest.hashes(folder))
     result.write(folder)
     return Outcome(result, False, {"tokenizer": trained - started, "encoding": written - imported})
@@ -91,6 +92,8 @@ def _write(
 
 def _train(settings: PrepareSettings, corpus: Corpus) -> Tokenizer:
     assert isinstance(settings.tokenizer, TokenizerSettings)
+    if not settings.quiet:
+        print("training the tokenizer (seconds to minutes, no progress shown)", file=sys.stderr)
     return tokenizer.train(corpus, settings.tokenizer)
 
 
@@ -145,13 +148,15 @@ def _keep(settings: PrepareSettings, earlier: Manifest, run: Identity) -> bool:
     return not differing
 
 
-def _check(settings: PrepareSettings, encoded: Encoded) -> None:
+def _check(settings: PrepareSettings, run: Identity, encoded: Encoded) -> None:
+    require_documents({split: counts.documents for split, counts in encoded.splits.items()})
+    read = sum(counts.bytes for counts in encoded.splits.values())
+    if read != run.corpus["bytes"]:
+        raise DataError(
+            f"text: got {read} bytes; {run.corpus['bytes']} at the start, so a file changed on "
+            "the way. Prepare it again when nothing writes to it."
+        )
     for split, counts in encoded.splits.items():
-        if not counts.documents:
-            raise DataError(
-                f"{split} split: got 0 documents; each split needs at least 1. Add text, "
-                "give --valid FILE, or cut it into more documents with --document line."
-            )
         if counts.unk_rate > settings.max_unk_rate:
             raise DataError(
                 f"unknown tokens: got {counts.unk_rate:.2%} of the {split} split; legal is at "

@@ -23,7 +23,8 @@ class TokenizerSettings:
         vocab_size: Pieces of the model, specials and byte pieces included.
         model_type: One of `MODEL_TYPES`.
         byte_fallback: Spell characters outside the vocabulary as bytes instead of ``<unk>``.
-        character_coverage: Share of the characters that become pieces of their own.
+        character_coverage: Share of the characters that become pieces of their own
+            (sentencepiece takes 0.98 to 1).
         normalization: One of `NORMALIZATIONS`.
         dummy_prefix: Begin a text with a space, so that its first word is like any other.
         keep_extra_spaces: Keep runs of spaces, and leading and trailing ones.
@@ -47,7 +48,7 @@ class TokenizerSettings:
         for name in ("vocab_size", "max_sentence_length", "input_sentence_size"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "an integer >= 1")
         coverage = self.character_coverage
-        _require("character_coverage", coverage, 0.0 < coverage <= 1.0, "0 < value <= 1")
+        _require("character_coverage", coverage, 0.98 <= coverage <= 1.0, "0.98 to 1")
         _choice("model_type", self.model_type, MODEL_TYPES)
         _choice("normalization", self.normalization, NORMALIZATIONS)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 import sentencepiece
 
-from normplugin.data.corpus import Corpus
+from normplugin.data.corpus import Corpus, require_documents
 from normplugin.data.settings import TokenizerSettings
 from normplugin.errors import DataError
 
@@ -77,12 +78,13 @@ def train(corpus: Corpus, settings: TokenizerSettings) -> Tokenizer:
     """Train a model on the lines of the training split.
 
     Raises:
-        DataError: The text does not allow ``vocab_size`` pieces, or holds no usable line.
+        DataError: A split is empty, no line can be used, or the text does not allow
+            ``vocab_size`` pieces.
     """
     lines = count_lines(corpus, settings)
     if not lines.usable:
         raise DataError(
-            f"tokenizer training: got 0 usable lines, {lines.skipped_too_long} were longer than "
+            f"tokenizer training: got 0 usable lines; {lines.skipped_too_long} are longer than "
             f"{settings.max_sentence_length} bytes. Raise --max-sentence-length, or add text."
         )
     model = io.BytesIO()
@@ -101,13 +103,15 @@ def train(corpus: Corpus, settings: TokenizerSettings) -> Tokenizer:
 def count_lines(corpus: Corpus, settings: TokenizerSettings) -> LineCounts:
     """Count the lines of the training split that sentencepiece would use, and skip."""
     usable = too_long = reserved = 0
-    for line in _lines(corpus):
+    documents: Counter[str] = Counter()
+    for line in _lines(corpus, documents):
         if len(line.encode()) > settings.max_sentence_length:
             too_long += 1
         elif _RESERVED in line:
             reserved += 1
         else:
             usable += 1
+    require_documents(documents)
     stride = _stride(usable, settings)
     return LineCounts(usable, -(-usable // stride), too_long, reserved)
 
@@ -115,7 +119,7 @@ def count_lines(corpus: Corpus, settings: TokenizerSettings) -> LineCounts:
 def _sample(corpus: Corpus, settings: TokenizerSettings, usable: int) -> Iterator[str]:
     stride = _stride(usable, settings)
     position = 0
-    for line in _lines(corpus):
+    for line in _lines(corpus, Counter()):
         if len(line.encode()) > settings.max_sentence_length or _RESERVED in line:
             continue
         if position % stride == 0:
@@ -127,8 +131,10 @@ def _stride(usable: int, settings: TokenizerSettings) -> int:
     return max(1, -(-usable // settings.input_sentence_size))
 
 
-def _lines(corpus: Corpus) -> Iterator[str]:
+def _lines(corpus: Corpus, documents: Counter[str]) -> Iterator[str]:
+    """Yield the training split's lines; count the documents of both splits on the way."""
     for document in corpus.documents():
+        documents[document.split] += bool(document.text.strip())
         if document.split == "train":
             for line in document.text.split("\n"):
                 if line.strip():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import warnings
 from types import ModuleType
 
@@ -31,13 +32,17 @@ def require(names: tuple[str, ...]) -> None:
 
 
 def imported(framework: str, module: str) -> ModuleType:
-    """Import a framework's module, without the warnings it prints about its own extras."""
+    """Import a framework's module, without what it prints about its own optional extras."""
+    level = logging.root.manager.disable
+    logging.disable(max(level, logging.INFO))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return importlib.import_module(module)
     except Exception as error:  # fairseq 0.12.2 raises ValueError on Python 3.11 and later
         raise _missing(framework, f"importing {module} failed ({error})") from error
+    finally:
+        logging.disable(level)
 
 
 def _is_installed(name: str) -> bool:

@@ -179,18 +179,27 @@ def test_text_that_changes(txt: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         prepare(settings)
 
 
-def test_missing_framework(
-    refused: Refused, txt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An absent framework is named with its pip extra; the other one alone works."""
+def test_missing_framework(refused: Refused, txt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An absent framework that was asked for is named with its pip extra."""
     monkeypatch.setattr(frameworks, "_PROBES", {"fairseq": "fairseq_nope", "megatron": "megatron"})
-    message = refused(txt, "--frameworks", "fairseq")
-    assert "Install normplugin[fairseq]" in message
-    out = tmp_path / "one"
-    assert main(["prepare", str(txt), "--out", str(out), "--vocab-size", "330", "--quiet"]) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "megatron", "spm.model"]
+    assert "Install normplugin[fairseq]" in refused(txt, "--frameworks", "fairseq")
     with pytest.raises(MissingFrameworkError, match="neither fairseq nor Megatron-Core"):
         frameworks.require(())
+    with pytest.raises(MissingFrameworkError, match="importing megatron_nope failed"):
+        frameworks.imported("megatron", "megatron_nope")
+
+
+@pytest.mark.parametrize(("absent", "present"), [("fairseq", "megatron"), ("megatron", "fairseq")])
+def test_one_framework_is_enough(
+    absent: str, present: str, txt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without being asked, prepare writes for the framework that is installed."""
+    monkeypatch.setattr(frameworks, "_PROBES", {absent: f"{absent}_nope", present: present})
+    out = tmp_path / "one"
+    assert main(["prepare", str(txt), "--out", str(out), "--vocab-size", "330", "--quiet"]) == 0
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        ["manifest.json", present, "spm.model"]
+    )
 
 
 def test_clashing_options(refused: Refused, txt: Path, prepared: Path) -> None:

@@ -28,6 +28,7 @@ EXTRAS = {
         # pip < 24.1: later versions refuse the metadata of the omegaconf it asks for.
         'fairseq==0.12.2; python_version < "3.11"',
         'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
+        "numpy<2",  # fairseq's eos break mode (interactive generation) uses np.compat
         "torch",
     ],
     "megatron": [

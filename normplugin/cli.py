@@ -40,16 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, rest = argv[0], argv[1:]
     if name not in COMMANDS:
         return _fail(unknown_value("command", name, COMMANDS))
-    module = importlib.import_module(COMMANDS[name][0])
-    parser = argparse.ArgumentParser(
-        prog=f"normplugin {name}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.add_arguments(parser)
-    args = parser.parse_args(rest)
     try:
-        return int(module.run(args))
+        module = importlib.import_module(COMMANDS[name][0])
+        parser = argparse.ArgumentParser(
+            prog=f"normplugin {name}",
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(parser)
+        return int(module.run(parser.parse_args(rest)))
     except NormPluginError as error:
         return _fail(str(error), name)
     except KeyboardInterrupt:

@@ -33,9 +33,12 @@ class MissingFrameworkError(NormPluginError, ImportError):
     """A framework that is not installed; the message names the pip extra."""
 
 
-def unknown_value(what: str, value: str, values: Iterable[str]) -> str:
-    """Return the message for a value outside a closed set, with the nearest legal one."""
-    values = list(values)
-    near = difflib.get_close_matches(value, values, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{what}: got {value!r}; legal are {', '.join(values)}.{hint}"
+def unknown_value(what: str, value: str, values: Iterable[str], listing: str = "") -> str:
+    """Return the message for a value outside a closed set, with the nearest legal one.
+
+    ``listing`` replaces the list of legal values where that would be too long to read.
+    """
+    legal = {v.lower(): v for v in values}
+    near = difflib.get_close_matches(value.lower(), legal, n=1, cutoff=0.5)
+    hint = f" Did you mean {legal[near[0]]!r}?" if near else ""
+    return f"{what}: got {value!r}; legal are {listing or ', '.join(legal.values())}.{hint}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -123,7 +124,11 @@ class NormScheme:
         yield from self._attention_sites("attention")
         if cross_attention:
             yield from self._attention_sites("cross_attention")
-        yield from self._letter_sites("ffn", self.ffn, "FFN", before_output=self._ffn_sites())
+        hidden = Site("ffn", "hidden", "d_ffn", "W_2 N(act(W_1 x + b_1)) + b_2")
+        skip = Site("ffn", "residual_scale", "d_model", "lambda * x + F(x)")
+        yield from self._sublayer_sites(
+            "ffn", self.ffn, [hidden] * self.ffn_hidden, [skip] * self.residual_scale
+        )
 
     def stack_sites(self) -> Iterator[Site]:
         """Yield the sites outside the layers."""
@@ -143,9 +148,9 @@ class NormScheme:
         return len(self.site_parameters(site)) * dims.width(site.width)
 
     def identity(self) -> dict[str, object]:
-        """All that decides the function computed, without the name the user typed."""
+        """All that decides the function computed: neither the name nor where gains start."""
         fields = dataclasses.asdict(self)
-        del fields["name"]
+        del fields["name"], fields["output_norm_init"]
         return fields
 
     def _attention_sites(self, sublayer: str) -> Iterator[Site]:
@@ -160,23 +165,19 @@ class NormScheme:
             inner.append(Site(sublayer, "head_scale", "n_heads", "concat(g_i * head_i) W_O"))
         elif self.head_scale == "after-out-proj":
             inner.append(Site(sublayer, "head_scale", "n_heads", "g_i * (concat(head) W_O + b)_i"))
-        yield from self._letter_sites(sublayer, self.attention, "Attn", before_output=iter(inner))
-
-    def _ffn_sites(self) -> Iterator[Site]:
-        if self.ffn_hidden:
-            yield Site("ffn", "hidden", "d_ffn", "W_2 N(act(W_1 x + b_1)) + b_2")
-        if self.residual_scale:
-            yield Site("ffn", "residual_scale", "d_model", "lambda * x + F(x)")
+        yield from self._sublayer_sites(sublayer, self.attention, inner, [])
 
     @staticmethod
-    def _letter_sites(
-        sublayer: str, letters: str, f: str, before_output: Iterator[Site]
+    def _sublayer_sites(
+        sublayer: str, letters: str, inner: list[Site], skip: list[Site]
     ) -> Iterator[Site]:
+        f = "FFN" if sublayer == "ffn" else "Attn"
         if "A" in letters:
             yield Site(sublayer, "input", "d_model", f"{f}(N(x))")
-        yield from before_output
+        yield from inner
         if "B" in letters:
             yield Site(sublayer, "output", "d_model", f"x + N({f}(.))")
+        yield from skip
         if "C" in letters:
             yield Site(sublayer, "residual", "d_model", f"N(x + {f}(.))")
 
@@ -232,9 +233,10 @@ def resolve_scheme(
     """
     key = canonical_name(name)
     preset = _PRESETS[key]
-    eps = 1e-5 if norm_eps is None else float(norm_eps)
+    eps = _number("--norm-eps", norm_eps, 1e-5)
     if not 0.0 < eps < 1.0:
         raise SchemeError(f"--norm-eps: got {norm_eps}; legal is 0 < eps < 1. Try 1e-5.")
+    output_init = _number("--output-norm-init", output_norm_init, 1.0)
     letters = preset.attention + preset.ffn
     if output_norm_init is not None and "B" not in letters:
         raise SchemeError(
@@ -246,14 +248,14 @@ def resolve_scheme(
         attention=preset.attention,
         ffn=preset.ffn,
         ffn_hidden=preset.ffn_hidden,
-        head_scale=_choice("--head-scale", head_scale or preset.head_scale, HEAD_SCALES),
+        head_scale=_choice("--head-scale", head_scale, preset.head_scale, HEAD_SCALES),
         residual_scale=bool(residual_scale),
-        qk_norm=_choice("--qk-norm", qk_norm or preset.qk_norm, QK_NORMS),
+        qk_norm=_choice("--qk-norm", qk_norm, preset.qk_norm, QK_NORMS),
         embedding_norm=bool(embedding_norm),
-        final_norm="C" not in letters,
-        output_norm_init=1.0 if output_norm_init is None else float(output_norm_init),
+        final_norm="C" not in preset.ffn,
+        output_norm_init=output_init,
         norm=NormSpec(
-            _choice("--norm-type", norm_type or "layernorm", NORM_TYPES),
+            _choice("--norm-type", norm_type, "layernorm", NORM_TYPES),
             eps,
             bool(norm_zero_centered),
         ),
@@ -262,19 +264,31 @@ def resolve_scheme(
 
 def canonical_name(name: str) -> str:
     """Return the spelling of `SCHEMES` for what a user typed, or raise `SchemeError`."""
-    lowered = name.strip().lower()
+    lowered = name.lower().replace(" ", "")
     if lowered in NAMED_SCHEMES:
         return lowered
-    letters = sorted(set(lowered.upper().split("+")))
-    if letters and "+".join(letters) in LETTERS:
-        return "+".join(letters)
+    letters = "+".join(sorted(lowered.upper().split("+")))
+    if letters in LETTERS:
+        return letters
     raise SchemeError(unknown_value("--norm-scheme", name, SCHEMES))
 
 
-def _choice(option: str, value: str, values: tuple[str, ...]) -> str:
-    if value in values:
-        return value
-    raise SchemeError(unknown_value(option, value, values))
+def _choice(option: str, value: str | None, default: str, values: tuple[str, ...]) -> str:
+    if value is None:
+        return default
+    if value not in values:
+        raise SchemeError(unknown_value(option, value, values))
+    return value
+
+
+def _number(option: str, value: float | None, default: float) -> float:
+    try:
+        number = default if value is None else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise SchemeError(f"{option}: got {value!r}; legal are finite numbers. Try {default}.")
+    return number
 
 
 def architecture_hash(scheme: NormScheme, dims: Dims, kind: str) -> str:

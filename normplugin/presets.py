@@ -42,6 +42,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     for scheme in NAMED_SCHEMES
     for suffix, dims in CAUSAL_SIZES.items()
 }
+_SUFFIXES = ", ".join(suffix for suffix in CAUSAL_SIZES if suffix)
+LISTING = f"{', '.join(NAMED_SCHEMES)}, with or without a size ({_SUFFIXES})"
 
 
 def architecture(name: str) -> Architecture:
@@ -49,5 +51,5 @@ def architecture(name: str) -> Architecture:
     try:
         return ARCHITECTURES[name]
     except KeyError:
-        message = unknown_value("architecture", name, ARCHITECTURES)
+        message = unknown_value("architecture", name, ARCHITECTURES, LISTING)
         raise SchemeError(message) from None

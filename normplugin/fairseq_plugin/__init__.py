@@ -5,6 +5,18 @@ The absolute import below makes every way in (``--user-dir`` under the name ``fa
 everything is registered exactly once.
 """
 
+from normplugin.errors import MissingFrameworkError
+
+try:
+    import fairseq  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "fairseq":
+        raise
+    raise MissingFrameworkError(
+        "fairseq: got no such package; the fairseq plugin needs it. "
+        "Install it: pip install 'normplugin[fairseq]'."
+    ) from None
+
 from normplugin.fairseq_plugin import archs, optim
 
 __all__ = ["archs", "optim"]

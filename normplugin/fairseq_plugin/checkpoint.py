@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from normplugin.errors import CheckpointError
+from normplugin.fairseq_plugin.sites import promised
 from normplugin.placement import Dims, NormScheme, NormSpec, architecture_hash, resolve_scheme
 
 logger = logging.getLogger(__name__)
 BUFFER = "norm_card"
+EXEMPT_OPTIMIZER = "adam_decay_exempt"
 _UPSTREAM = resolve_scheme("preln").identity()
 
 
@@ -115,11 +117,9 @@ def _difference(own: Card, theirs: Card | None) -> str | None:
 
 
 def _comparable(card: Card) -> dict[str, object]:
-    identity = card.scheme.identity()
-    del identity["output_norm_init"]  # where training started, not what is computed
     dims = dataclasses.asdict(card.dims)
     del dims["n_layers"]
-    return {**identity, **dims, "kind": card.kind}
+    return {**card.scheme.identity(), **dims, "kind": card.kind}
 
 
 def load(path: str | Path, trust: bool = False) -> dict:
@@ -149,3 +149,65 @@ def load(path: str | Path, trust: bool = False) -> dict:
             f"{path}: it cannot be read as a checkpoint ({reason}). It is damaged or cut short; "
             "if it is your own and holds Python objects, say --trust."
         ) from None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a checkpoint promises and what it holds.
+
+    Attributes:
+        card: Its architecture.
+        missing: Promised parameters that are not there, or have another shape.
+        parameters: Number of parameters stored.
+        updates: Number of updates trained.
+        optimizer: fairseq's name of the optimizer.
+        weight_decay: The configured weight decay.
+    """
+
+    card: Card
+    missing: list[str]
+    parameters: int
+    updates: int | None
+    optimizer: str | None
+    weight_decay: float | None
+
+    def facts(self) -> dict[str, object]:
+        """Plain values for a report."""
+        decay = "no weight decay"
+        if self.weight_decay:
+            spared = self.optimizer == EXEMPT_OPTIMIZER
+            decay = f"{self.weight_decay}, norms and scales {'spared' if spared else 'decayed too'}"
+        return {
+            "parameters_stored": self.parameters,
+            "updates": self.updates,
+            "weight_decay": decay,
+            "promised_norms": "all there" if not self.missing else "NOT all there",
+            "missing": self.missing,
+        }
+
+
+def inspect(path: str | Path, trust: bool = False) -> Inspection:
+    """Read a checkpoint written by one of our models.
+
+    Raises:
+        CheckpointError: As `load`; also for a checkpoint without a card.
+    """
+    file = load(path, trust)
+    state = file.get("model", {})
+    card = find_card(state)
+    if card is None:
+        raise CheckpointError(
+            f"{path}: it holds no architecture card; only checkpoints of normplugin's "
+            "architectures do. Describe the scheme or architecture by name instead."
+        )
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    wanted = promised(card.scheme, card.dims)
+    optimizer = (file.get("cfg") or {}).get("optimizer") or {}
+    return Inspection(
+        card=card,
+        missing=sorted(name for name, shape in wanted.items() if shapes.get(name) != shape),
+        parameters=sum(v.numel() for v in state.values() if v.is_floating_point()),
+        updates=(file.get("optimizer_history") or [{}])[-1].get("num_updates"),
+        optimizer=optimizer.get("_name"),
+        weight_decay=optimizer.get("weight_decay"),
+    )

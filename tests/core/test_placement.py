@@ -225,6 +225,9 @@ def test_unknown_schemes_are_refused_with_the_nearest_name(typed, message):
         ({"norm_eps": -1e-5}, r"--norm-eps: got -1e-05"),
         ({"norm_eps": 1.0}, r"--norm-eps: got 1.0"),
         ({"norm_eps": float("nan")}, r"--norm-eps: got nan"),
+        ({"norm_eps": "small"}, r"--norm-eps: got 'small'; legal are finite numbers"),
+        ({"output_norm_init": float("inf")}, r"--output-norm-init: got inf; legal are finite"),
+        ({"qk_norm": ""}, r"--qk-norm: got ''; legal are none, head, full"),
     ],
 )
 def test_illegal_options_are_refused_by_name(option, message):

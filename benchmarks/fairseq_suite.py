@@ -1,0 +1,183 @@
+"""The fairseq suite: counts, times, targets."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import fairseq
+import torch
+from tqdm import tqdm
+
+from benchmarks import targets
+from benchmarks.fairseq_builders import STOCK, UPSTREAM_NORMFORMER, VARIANTS, Shape, Variant
+from benchmarks.fairseq_cases import layer_runner, parameters, saved_per_token, step_runner
+from benchmarks.records import Origin, Row, percentiles
+from benchmarks.tables import milliseconds, ratio, table
+from benchmarks.timing import CPU, Runner, Times, interleave, spread
+from normplugin.placement import Dims
+
+MODES = ("forward", "backward", "step")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A timed case and its share of the time."""
+
+    name: str
+    shape: Shape
+    share: float
+
+    @property
+    def build(self) -> Callable[[Variant, Shape], Runner]:
+        """A vocabulary makes it a training step."""
+        return step_runner if self.shape.vocabulary else layer_runner
+
+
+def cases(quick: bool) -> list[Case]:
+    """Layers and whole steps at both widths; ``quick`` proves only that everything runs."""
+    if quick:
+        dims = Dims(2, 64, 256, 4)
+        return [
+            Case("layer d64", Shape(dims, 2, 16), 1),
+            Case("step d64", Shape(dims, 2, 16, 100), 1),
+        ]
+    small, large = Dims(4, 256, 1024, 4), Dims(3, 768, 3072, 12)
+    return [
+        Case("layer d256", Shape(small, 4, 256), 1),
+        Case("layer d768", Shape(large, 2, 256), 2),
+        Case("step d256", Shape(small, 4, 256, 8000), 2),
+        Case("step d768", Shape(large, 2, 256, 8000), 7),
+    ]
+
+
+def run(
+    quick: bool, seconds: float, wanted: str = "", threads: int = 1
+) -> tuple[list[Row], Origin]:
+    """Count, time and print; return the records.
+
+    Args:
+        quick: Tiny sizes, three rounds.
+        seconds: To spend on timing, shared among the cases.
+        wanted: Only cases whose name contains it.
+        threads: Of torch, for the record.
+    """
+    _be_quiet()
+    chosen = [case for case in cases(quick) if wanted in case.name]
+    origin = Origin(f"cpu, {threads} thread(s)", torch.__version__, fairseq.__version__)
+    rows = counts(list({case.shape.dims.d_model: case.shape.dims for case in chosen}.values()))
+    unit = seconds / sum(case.share for case in chosen) if chosen else 0.0
+    for case in chosen:
+        rows += timings(case, 0.0 if quick else unit * case.share)
+    return rows, origin
+
+
+def counts(sizes: Sequence[Dims]) -> list[Row]:
+    """Saved activations and parameters: the same on every machine."""
+    rows: list[Row] = []
+    header = ["variant", "saved / token", "extra", "per layer", "parameters", "target", ""]
+    for dims in sizes:
+        stock, _ = saved_per_token(VARIANTS[0], dims)
+        lines = []
+        for variant in VARIANTS:
+            saved, constant = saved_per_token(variant, dims)
+            extra, size = saved - stock, parameters(variant, dims)
+            rows += _count_rows(variant, dims, {"saved": saved, "saved_extra": extra}, size)
+            cells = [variant.name, f"{saved:.3f}", f"{extra:+.3f}", f"{constant:.0f}", f"{size:,}"]
+            lines.append([*cells, *_saved_verdict(variant, extra, dims)])
+        print(f"\nCounts, one layer, width {dims.d_model}: saved activations in units of d_model")
+        print("(target: up to the statistics of the added norms, 2 floats per norm and token)\n")
+        print(table(header, lines))
+    return rows
+
+
+def _saved_verdict(variant: Variant, extra: float, dims: Dims) -> tuple[str, str]:
+    limit = {t.variant: t.limit for t in targets.SAVED_EXTRA}.get(variant.name)
+    if limit is None:
+        return "", ""
+    allowed = limit + targets.statistics_allowance(dims.d_model)
+    return f"{limit:+.1f}", targets.verdict(extra, allowed)
+
+
+def _count_rows(
+    variant: Variant, dims: Dims, saved: dict[str, float], parameter_count: int
+) -> list[Row]:
+    counted = {name: (value, "d_model") for name, value in saved.items()}
+    counted["parameters"] = (float(parameter_count), "1")
+    place = (f"layer d{dims.d_model}", variant.name, "fairseq", "forward")
+    shape = f"d{dims.d_model} ffn{dims.d_ffn} h{dims.n_heads}"
+    return [
+        Row(*place, metric, unit, shape, "float32", **percentiles(value))
+        for metric, (value, unit) in counted.items()
+    ]
+
+
+def timings(case: Case, seconds: float) -> list[Row]:
+    """Time all variants of a case and print its table."""
+    times = _measure(case, seconds)
+    rows, lines = [], []
+    for variant in VARIANTS:
+        rows += _time_rows(case, variant.name, times)
+        laps = times.seconds[variant.name]
+        ratios = [ratio(times.ratio(variant.name, STOCK, mode)) for mode in (*MODES, "step" + CPU)]
+        lines.append([variant.name, milliseconds(spread(laps["step"])), *ratios])
+    rounds = len(times.seconds[STOCK]["step"])
+    header = [
+        "variant",
+        "step, ms (p20..p80)",
+        *(f"{mode} / stock" for mode in MODES),
+        "step, CPU time",
+    ]
+    print(f"\nTimes, {case.name} ({case.shape}), {rounds} rounds; ratio: median of the rounds'")
+    print("ratios to stock preln [95 % interval of that median]\n")
+    print(table(header, lines))
+    if case.shape.vocabulary and case.shape.dims.d_model == targets.STEP_TIME_WIDTH:
+        _print_targets(times)
+    return rows
+
+
+def _measure(case: Case, seconds: float) -> Times:
+    runners = {v.name: case.build(v, case.shape) for v in VARIANTS}
+    shown = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
+    with tqdm(total=1.0, desc=case.name, bar_format=shown, file=sys.stderr) as bar:
+
+        def tick(done: float) -> None:
+            bar.update(min(done, 1.0) - bar.n)
+
+        return interleave(runners, seconds, tick=tick)
+
+
+def _time_rows(case: Case, name: str, times: Times) -> list[Row]:
+    rows = []
+    rest = (str(case.shape), "float32")
+    for mode, kind in itertools.product(MODES, ("", CPU)):
+        place = (case.name, name, "fairseq", mode)
+        prefix = "cpu_" if kind else ""
+        taken = percentiles(spread(times.seconds[name][mode + kind]))
+        rows.append(Row(*place, prefix + "time", "s", *rest, **taken))
+        for baseline in (STOCK, UPSTREAM_NORMFORMER):
+            share = percentiles(times.ratio(name, baseline, mode + kind))
+            rows.append(Row(*place, prefix + "ratio", f"/ {baseline}", *rest, **share))
+    return rows
+
+
+def _print_targets(times: Times) -> None:
+    lines = []
+    for target in targets.STEP_TIME:
+        cells = [f"{target.variant} / {target.against}", f"<= {target.limit:.2f}"]
+        for kind in ("", CPU):
+            measured = times.ratio(target.variant, target.against, "step" + kind)
+            cells += [ratio(measured), targets.verdict(measured, target.limit)]
+        lines.append(cells)
+    print("\nStep time against the design's targets\n")
+    print(table(["quantity", "target", "wall", "", "CPU time", ""], lines))
+
+
+def _be_quiet() -> None:
+    """fairseq and hydra log and warn while they build; the tables are what is wanted."""
+    logging.disable(logging.INFO)
+    warnings.simplefilter("ignore")

@@ -138,7 +138,8 @@ def _rms_backward(dy: Tensor, x: Tensor, rstd: Tensor, gain: Tensor) -> tuple[Te
     dx, dgain, _ = torch.ops.aten.native_layer_norm_backward(
         dy, x, gain.shape, torch.zeros_like(rstd), rstd, gain, None, [True, True, False]
     )
-    row = (dy @ gain).div_(gain.numel()).unsqueeze(-1)
+    with torch.autocast(dy.device.type, enabled=False):  # it would take the product in bf16
+        row = (dy @ gain).div_(gain.numel()).unsqueeze(-1)
     return dx.add_(row * rstd), dgain
 
 

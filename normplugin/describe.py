@@ -22,7 +22,7 @@ from normplugin.placement import (
     architecture_hash,
     resolve_scheme,
 )
-from normplugin.presets import ARCHITECTURES, LISTING
+from normplugin.presets import ARCHITECTURES, CAUSAL_SIZES, LISTING
 
 if TYPE_CHECKING:
     from normplugin.fairseq_plugin.checkpoint import Card
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to describe and the options that go on top of a scheme or architecture."""
-    parser.add_argument("what", metavar="SCHEME|ARCH|CHECKPOINT")
+    parser.add_argument(
+        "what", metavar="SCHEME|ARCH|CHECKPOINT", nargs="?", help="without it: all legal names"
+    )
     parser.add_argument(
         "--trust", action="store_true", help="a checkpoint of your own may run code"
     )
@@ -50,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Describe; return 1 if a checkpoint lacks what it promises."""
+    if args.what is None:
+        print(_names())
+        return 0
     if args.what in ARCHITECTURES or not _looks_like_file(args.what):
         scheme, dims, kind = _named(args)
         report = _report(scheme, dims, kind)
@@ -61,6 +66,18 @@ def run(args: argparse.Namespace) -> int:
         report = _report(card.scheme, card.dims, card.kind) | {"checkpoint": found.facts()}
     print(json.dumps(report, indent=2) if args.json else _text(report))
     return 0 if not report.get("checkpoint", {}).get("missing") else 1
+
+
+def _names() -> str:
+    lines = ["schemes (--norm-scheme):"]
+    for name in SCHEMES:
+        sites = ", ".join(str(site) for site in resolve_scheme(name).layer_sites())
+        lines.append(f"  {name:<12} {sites}")
+    lines.append("\nsizes (--arch SCHEME or SCHEME_SIZE; layers, width, FFN width, heads):")
+    for suffix, dims in CAUSAL_SIZES.items():
+        sizes = " ".join(f"{value:>6}" for value in vars(dims).values())
+        lines.append(f"  {suffix or '(none)':<12} {sizes}")
+    return "\n".join(lines)
 
 
 def _looks_like_file(what: str) -> bool:

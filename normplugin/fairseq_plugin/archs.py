@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, register_model_architecture
+from fairseq.models import ARCH_MODEL_REGISTRY, register_model_architecture
 from fairseq.models.transformer_lm import transformer_lm_gpt
 
 from normplugin.errors import NormPluginError, SchemeError
+from normplugin.fairseq_plugin import models
 from normplugin.fairseq_plugin.checks import check_task_name, check_upstream_options
 from normplugin.fairseq_plugin.models import NormLanguageModel, scheme_of
 from normplugin.placement import canonical_name
@@ -80,11 +81,11 @@ def _register(arch: Architecture) -> None:
             raise SystemExit(f"normplugin: error: {error}") from None
 
 
-# register_model returns the first class of a name without a word when there are two.
-if MODEL_REGISTRY[MODEL_NAME] is not NormLanguageModel:
+# register_model does not complain about a name that is taken: it returns the first class.
+if NormLanguageModel.__module__ != models.__name__:
     raise NormPluginError(
         f"model {MODEL_NAME!r}: another plugin registered that name "
-        f"({MODEL_REGISTRY[MODEL_NAME].__module__}). Load only one of them."
+        f"({NormLanguageModel.__module__}). Load only one of them."
     )
 for _architecture in ARCHITECTURES.values():
     _register(_architecture)

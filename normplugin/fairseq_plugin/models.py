@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from fairseq import options
+from fairseq.dataclass import ChoiceEnum
 from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.utils import get_available_activation_fns
 
 from normplugin.fairseq_plugin import checkpoint
 from normplugin.fairseq_plugin.checks import check_task, check_upstream_options
@@ -40,6 +42,7 @@ from normplugin.placement import (
 )
 
 logger = logging.getLogger(__name__)
+ACTIVATIONS = [*get_available_activation_fns(), "relu_squared"]
 
 
 def _help(text: str, legal: tuple[str, ...] = ()) -> dict[str, str]:
@@ -50,6 +53,10 @@ def _help(text: str, legal: tuple[str, ...] = ()) -> dict[str, str]:
 class NormLanguageModelConfig(TransformerLanguageModelConfig):
     """Upstream's options of ``transformer_lm`` and ours."""
 
+    # Upstream implements relu_squared (NormFormer's 2.7B recipe) and does not let it be chosen.
+    activation_fn: ChoiceEnum(ACTIVATIONS) = field(  # type: ignore[valid-type]
+        default="relu", metadata=_help("activation function to use")
+    )
     norm_scheme: str = field(
         default="preln", metadata=_help("where norms and learned scales sit", SCHEMES)
     )

@@ -9,14 +9,14 @@ import logging
 from dataclasses import dataclass, field
 
 from fairseq.dataclass import ChoiceEnum
-from fairseq.optim import OPTIMIZER_REGISTRY, register_optimizer
+from fairseq.optim import register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 
-from normplugin.errors import NormPluginError, SchemeError
+from normplugin.errors import SchemeError
+from normplugin.fairseq_plugin.checkpoint import EXEMPT_OPTIMIZER as NAME
 from normplugin.fairseq_plugin.sites import NORM_MARK
 
 logger = logging.getLogger(__name__)
-NAME = "adam_decay_exempt"
 EXEMPT = ("norms", "vectors")
 
 
@@ -76,9 +76,3 @@ def _groups(params: list, exempt: str) -> list[dict]:
         sum(p.numel() for p in spared),
     )
     return [{"params": decayed}, {"params": spared}]
-
-
-if OPTIMIZER_REGISTRY[NAME] is not DecayExemptAdam:
-    raise NormPluginError(
-        f"optimizer {NAME!r}: another plugin registered that name. Load only one of them."
-    )

@@ -16,6 +16,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
     parser.add_argument("--minutes", type=float, default=5.0, help="timing per suite (default 5)")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
+    parser.add_argument("--scheme", default="", help="only variants so named, and the stock ones")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads (default 1)")
     parser.add_argument("--csv", type=Path, help="write the records here")
     args = parser.parse_args(argv)
@@ -36,7 +37,8 @@ def main(argv: list[str] | None = None) -> None:
     records = []
     for name in args.suite or SUITES:
         suite = importlib.import_module(SUITES[name])
-        records.append(suite.run(args.quick, args.minutes * 60, args.case, args.threads))
+        settings = (args.quick, args.minutes * 60, args.case, args.scheme, args.threads)
+        records.append(suite.run(*settings))
     if args.csv:
         write_csv(args.csv, records)
         print(f"\nwrote {args.csv}")

@@ -56,7 +56,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def run(
-    quick: bool, seconds: float, wanted: str = "", threads: int = 1
+    quick: bool, seconds: float, wanted: str = "", schemes: str = "", threads: int = 1
 ) -> tuple[list[Row], Origin]:
     """Count, time and print; return the records.
 
@@ -64,15 +64,17 @@ def run(
         quick: Tiny sizes, three rounds.
         seconds: To spend on timing, shared among the cases.
         wanted: Only cases whose name contains it.
+        schemes: Only variants whose name contains it, beside the two stock ones.
         threads: Of torch, for the record.
     """
     _be_quiet()
     chosen = [case for case in cases(quick) if wanted in case.name]
+    variants = [v for v in VARIANTS if v.scheme is None or schemes in v.name]
     origin = Origin(f"cpu, {threads} thread(s)", torch.__version__, fairseq.__version__)
     rows = counts(list({case.shape.dims.d_model: case.shape.dims for case in chosen}.values()))
     unit = seconds / sum(case.share for case in chosen) if chosen else 0.0
     for case in chosen:
-        rows += timings(case, 0.0 if quick else unit * case.share)
+        rows += timings(case, variants, 0.0 if quick else unit * case.share)
     return rows, origin
 
 
@@ -116,15 +118,16 @@ def _count_rows(
     ]
 
 
-def timings(case: Case, seconds: float) -> list[Row]:
+def timings(case: Case, variants: Sequence[Variant], seconds: float) -> list[Row]:
     """Time all variants of a case and print its table."""
-    times = _measure(case, seconds)
+    times = _measure(case, variants, seconds)
     rows, lines = [], []
-    for variant in VARIANTS:
+    for variant in variants:
         rows += _time_rows(case, variant.name, times)
         laps = times.seconds[variant.name]
         ratios = [ratio(times.ratio(variant.name, STOCK, mode)) for mode in (*MODES, "step" + CPU)]
-        lines.append([variant.name, milliseconds(spread(laps["step"])), *ratios])
+        quiet = f"{times.quiet_ratio(variant.name, STOCK, 'step' + CPU):.3f}"
+        lines.append([variant.name, milliseconds(spread(laps["step"])), *ratios, quiet])
     rounds = len(times.seconds[STOCK]["step"])
     header = [
         "variant",
@@ -140,8 +143,8 @@ def timings(case: Case, seconds: float) -> list[Row]:
     return rows
 
 
-def _measure(case: Case, seconds: float) -> Times:
-    runners = {v.name: case.build(v, case.shape) for v in VARIANTS}
+def _measure(case: Case, variants: Sequence[Variant], seconds: float) -> Times:
+    runners = {v.name: case.build(v, case.shape) for v in variants}
     shown = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
     with tqdm(total=1.0, desc=case.name, bar_format=shown, file=sys.stderr) as bar:
 
@@ -168,13 +171,16 @@ def _time_rows(case: Case, name: str, times: Times) -> list[Row]:
 def _print_targets(times: Times) -> None:
     lines = []
     for target in targets.STEP_TIME:
+        if target.variant not in times.seconds:
+            continue
         cells = [f"{target.variant} / {target.against}", f"<= {target.limit:.2f}"]
         for kind in ("", CPU):
             measured = times.ratio(target.variant, target.against, "step" + kind)
             cells += [ratio(measured), targets.verdict(measured, target.limit)]
-        lines.append(cells)
+        quiet = times.quiet_ratio(target.variant, target.against, "step" + CPU)
+        lines.append([*cells, f"{quiet:.3f}"])
     print("\nStep time against the design's targets\n")
-    print(table(["quantity", "target", "wall", "", "CPU time", ""], lines))
+    print(table(["quantity", "target", "wall", "", "CPU time", "", "its p20s"], lines))
 
 
 def _be_quiet() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import random
@@ -80,6 +81,11 @@ class Times:
         pairs = zip(self.seconds[variant][mode], self.seconds[baseline][mode], strict=True)
         return spread([mine / stock for mine, stock in pairs])
 
+    def quiet_ratio(self, variant: str, baseline: str, mode: str) -> float:
+        """The ratio of the p20 of either: other programs only ever add time."""
+        mine, stock = (spread(self.seconds[name][mode]).p20 for name in (variant, baseline))
+        return mine / stock
+
 
 def interleave(
     runners: Mapping[str, Runner],
@@ -99,9 +105,7 @@ def interleave(
         runner()
     times, names, shuffle = Times(), list(runners), random.Random(0).shuffle
     spent, rounds = 0.0, 0
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with _no_collection():
         while spent < budget or rounds < least:
             start = time.perf_counter()
             shuffle(names)
@@ -110,7 +114,15 @@ def interleave(
             gc.collect()
             spent, rounds = spent + time.perf_counter() - start, rounds + 1
             tick(min(rounds / least, spent / budget if budget else 1.0))
+    return times
+
+
+@contextlib.contextmanager
+def _no_collection():
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()
-    return times

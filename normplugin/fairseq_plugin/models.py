@@ -23,13 +23,7 @@ from fairseq.utils import get_available_activation_fns
 from normplugin.fairseq_plugin import checkpoint
 from normplugin.fairseq_plugin.checks import check_task, check_upstream_options
 from normplugin.fairseq_plugin.layers import DecoderLayer
-from normplugin.fairseq_plugin.sites import (
-    NORM_MARK,
-    check_promises,
-    existing,
-    norm_parameters,
-    promised,
-)
+from normplugin.fairseq_plugin.sites import check_promises, promised_layer, promised_stack
 from normplugin.norms import Norm
 from normplugin.placement import (
     HEAD_SCALES,
@@ -103,13 +97,13 @@ def scheme_of(cfg) -> NormScheme:
     )
 
 
-def dims_of(cfg) -> Dims:
-    """Return the sizes of a model config or of parsed arguments."""
+def dims_of_decoder(cfg: TransformerConfig) -> Dims:
+    """Return the sizes of a decoder."""
     return Dims(
-        n_layers=cfg.decoder_layers,
-        d_model=cfg.decoder_embed_dim,
-        d_ffn=cfg.decoder_ffn_embed_dim,
-        n_heads=cfg.decoder_attention_heads,
+        n_layers=cfg.decoder.layers,
+        d_model=cfg.decoder.embed_dim,
+        d_ffn=cfg.decoder.ffn_embed_dim,
+        n_heads=cfg.decoder.attention_heads,
     )
 
 
@@ -130,11 +124,13 @@ class NormDecoder(TransformerDecoderBase):
         super().__init__(cfg, **kwargs)
         self.layernorm_embedding = self._stack_norm(scheme.embedding_norm)
         self.layer_norm = self._stack_norm(scheme.final_norm)
-        checkpoint.add_card(self, checkpoint.Card(scheme, self._dims(), "causal_lm"))
+        check_promises(scheme, promised_stack(scheme, dims_of_decoder(cfg)), self)
+        checkpoint.add_card(self, checkpoint.Card(scheme, dims_of_decoder(cfg), "causal_lm"))
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         """Upstream's method (0.12.3 transformer_decoder.py) with our layer class."""
         layer = DecoderLayer(cfg, self.scheme, no_encoder_attn, self.recompute_ffn_norm)
+        check_promises(self.scheme, promised_layer(self.scheme, dims_of_decoder(cfg)), layer)
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         min_params = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
@@ -149,12 +145,6 @@ class NormDecoder(TransformerDecoderBase):
     def _stack_norm(self, wanted: bool) -> Norm | None:
         return Norm(self.embed_dim, self.scheme.norm) if wanted else None
 
-    def _dims(self) -> Dims:
-        decoder = self.cfg.decoder
-        return Dims(
-            decoder.layers, decoder.embed_dim, decoder.ffn_embed_dim, decoder.attention_heads
-        )
-
 
 @register_model("normplugin_lm", dataclass=NormLanguageModelConfig)
 class NormLanguageModel(TransformerLanguageModel):
@@ -167,7 +157,7 @@ class NormLanguageModel(TransformerLanguageModel):
 
     @classmethod
     def build_model(cls, args, task):
-        """Build the model and compare what the scheme promises with what exists."""
+        """Build the model; the decoder compares what the scheme promises with what exists."""
         scheme = scheme_of(args)
         check_task(task)
         check_upstream_options(args, scheme)
@@ -183,12 +173,8 @@ class NormLanguageModel(TransformerLanguageModel):
             embed_tokens=cls._build_embedding(args, task),
             no_encoder_attn=True,
         )
-        model = cls(decoder)
-        check_promises(scheme, promised(scheme, dims_of(args)), existing(model))
-        for _, parameter in norm_parameters(model):
-            setattr(parameter, NORM_MARK, True)
         logger.info("norm scheme %s, architecture hash %s", scheme.name, decoder.card.hash)
-        return model
+        return cls(decoder)
 
     @classmethod
     def _build_embedding(cls, args, task):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -54,48 +54,71 @@ def parameter_names(site: Site, scheme: NormScheme) -> tuple[str, ...]:
     return tuple(f"{path}.{parameter}" for parameter in scheme.site_parameters(site))
 
 
+def promised_layer(scheme: NormScheme, dims: Dims, cross_attention: bool = False) -> Shapes:
+    """Return name -> shape of every norm and scale parameter of one layer."""
+    return {
+        name: (dims.width(site.width),)
+        for site in scheme.layer_sites(cross_attention)
+        for name in parameter_names(site, scheme)
+    }
+
+
+def promised_stack(scheme: NormScheme, dims: Dims) -> Shapes:
+    """Return name -> shape of every norm parameter of the decoder outside its layers."""
+    return {
+        name: (dims.width(site.width),)
+        for site in scheme.stack_sites()
+        for name in parameter_names(site, scheme)
+    }
+
+
 def promised(scheme: NormScheme, dims: Dims, prefix: str = "decoder") -> Shapes:
-    """Return name -> shape of every norm and scale parameter the scheme promises."""
-    shapes: Shapes = {}
-    for layer in range(dims.n_layers):
-        for site in scheme.layer_sites():
-            for name in parameter_names(site, scheme):
-                shapes[f"{prefix}.layers.{layer}.{name}"] = (dims.width(site.width),)
-    for site in scheme.stack_sites():
-        for name in parameter_names(site, scheme):
-            shapes[f"{prefix}.{name}"] = (dims.width(site.width),)
+    """Return name -> shape of every norm and scale parameter of a model."""
+    layer = promised_layer(scheme, dims)
+    shapes = {f"{prefix}.{name}": shape for name, shape in promised_stack(scheme, dims).items()}
+    for i in range(dims.n_layers):
+        shapes |= {f"{prefix}.layers.{i}.{name}": shape for name, shape in layer.items()}
     return shapes
 
 
 def existing(model: nn.Module) -> Shapes:
-    """Return name -> shape of every norm and scale parameter a model really has."""
+    """Return name -> shape of every norm and scale that a layer, or a stack, really has."""
     return {name: tuple(parameter.shape) for name, parameter in norm_parameters(model)}
 
 
 def norm_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the norm gains, norm biases and learned scales of a model.
+    """Yield the norm gains, norm biases and learned scales of a layer, or of a decoder's stack.
 
-    That is every parameter outside the embeddings that is no weight or bias of a linear.
+    That is every parameter that is no weight or bias of a linear, embeddings aside. A decoder's
+    layers are left out: each is checked when it is built, before a wrapper (checkpointing,
+    sharding) renames or flattens its parameters.
     """
     for path, module in model.named_modules():
-        if ".embed_" in path:
+        if path.startswith(("embed_", "layers.")):
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if not (isinstance(module, nn.Linear) and name in ("weight", "bias")):
                 yield f"{path}.{name}" if path else name, parameter
 
 
-def check_promises(scheme: NormScheme, promise: Mapping, found: Mapping) -> None:
-    """Raise `SchemeError` naming every parameter that is missing, unasked for or misshapen."""
+def check_promises(scheme: NormScheme, promise: Shapes, module: nn.Module) -> None:
+    """Mark the norms and scales of a freshly built module, after comparing them with the promise.
+
+    Raises:
+        SchemeError: Naming every parameter that is missing, unasked for or misshapen.
+    """
+    found = existing(module)
     missing = sorted(promise.keys() - found.keys())
     extra = sorted(found.keys() - promise.keys())
     wrong = sorted(n for n in promise.keys() & found.keys() if promise[n] != found[n])
     if missing or extra or wrong:
         raise SchemeError(
-            f"scheme {scheme.name!r}: the built model differs from what the scheme promises; "
-            f"missing {missing}, not promised {extra}, wrong shape {wrong}. "
+            f"scheme {scheme.name!r}: the built {type(module).__name__} differs from what the "
+            f"scheme promises; missing {missing}, not promised {extra}, wrong shape {wrong}. "
             "Report this: an option that changes the layers is not supported together with it."
         )
+    for _, parameter in norm_parameters(module):
+        setattr(parameter, NORM_MARK, True)
 
 
 def reference_names(scheme: NormScheme, cross_attention: bool = False) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from fairseq.models.transformer_lm import TransformerLanguageModel
@@ -9,7 +11,7 @@ from fairseq_builders import build_model
 
 from normplugin.errors import SchemeError
 from normplugin.fairseq_plugin import models, sites
-from normplugin.fairseq_plugin.models import NormLanguageModel, dims_of, scheme_of
+from normplugin.fairseq_plugin.models import NormLanguageModel, scheme_of
 from normplugin.placement import LETTERS, NAMED_SCHEMES, resolve_scheme
 from normplugin.presets import ARCHITECTURES
 from normplugin.reference import ReferenceNorm
@@ -112,30 +114,35 @@ def test_parameters_are_those_promised(argv, options):
     """Every promised norm and scale exists with its shape, and nothing else does."""
     model = build_model(*argv, *options)
     scheme, dims = model.decoder.scheme, model.decoder.card.dims
-    found = sites.existing(model)
+    linears = {
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
+        for name in ("weight", "bias")
+    }
+    found = {n: tuple(p.shape) for n, p in model.named_parameters() if n not in linears}
     assert found == sites.promised(scheme, dims)
-    matrices = sum(
-        p.numel() for n, p in model.named_parameters() if n not in found
-    )  # linears and embeddings
     per_layer = sum(scheme.count(site, dims) for site in scheme.layer_sites())
     stack = sum(scheme.count(site, dims) for site in scheme.stack_sites())
-    total = sum(p.numel() for p in model.parameters())
-    assert total == matrices + dims.n_layers * per_layer + stack
+    counted = sum(math.prod(shape) for shape in found.values())
+    assert counted == dims.n_layers * per_layer + stack
 
 
 def test_a_dropped_norm_stops_the_build(monkeypatch):
     """If a site is silently not built, the build stops and names its parameters."""
     monkeypatch.setattr(models.NormDecoder, "_stack_norm", lambda self, wanted: None)
-    with pytest.raises(SchemeError, match=r"missing \['decoder.layer_norm.bias'"):
+    with pytest.raises(SchemeError, match=r"missing \['layer_norm.bias'"):
         build_model("--arch", "periln_tiny")
 
 
 def test_an_extra_norm_stops_the_build(monkeypatch):
-    """A norm nobody promised stops the build as well."""
-    wanted = resolve_scheme("preln")
-    monkeypatch.setattr(models, "scheme_of", lambda cfg: wanted)
-    monkeypatch.setattr(models, "promised", lambda s, d: {})
-    with pytest.raises(SchemeError, match="not promised"):
+    """A norm nobody promised stops the build as well, in a layer and outside."""
+    monkeypatch.setattr(models, "promised_layer", lambda scheme, dims: {})
+    with pytest.raises(SchemeError, match=r"not promised \['final_layer_norm.bias'"):
+        build_model("--arch", "preln_tiny")
+    monkeypatch.undo()
+    monkeypatch.setattr(models, "promised_stack", lambda scheme, dims: {})
+    with pytest.raises(SchemeError, match=r"not promised \['layer_norm.bias'"):
         build_model("--arch", "preln_tiny")
 
 
@@ -220,4 +227,4 @@ def test_scheme_and_dims_come_from_the_config():
 
     cfg = parse("--task", "language_modeling", "--arch", "preln_tiny", "--norm-scheme", "c+a").model
     assert scheme_of(cfg).name == "A+C"
-    assert dims_of(cfg) == ARCHITECTURES["preln_tiny"].dims
+    assert cfg.decoder_embed_dim == ARCHITECTURES["preln_tiny"].dims.d_model

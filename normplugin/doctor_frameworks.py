@@ -32,14 +32,14 @@ def probe_fairseq() -> list[Finding]:
     if found.status != OK:
         fact = f"cannot be imported on Python {python}: {found.fact}"
         return [dataclasses.replace(found, fact=fact)]
-    alone = _loads_own_checkpoints()
     return [
         found,
         attempt("fairseq duplicates", "report this to normplugin", _duplicate_model),
         attempt("fairseq scale flags", "report this to normplugin", _scale_flags),
         attempt("fairseq data", "install a fairseq that fits this numpy", _fairseq_dataset),
         attempt("fairseq --user-dir", "reinstall normplugin", _user_dir),
-        _checkpoint_finding(alone, _loads_own_checkpoints()),
+        attempt("fairseq checkpoints", "install torch and fairseq that fit", _checkpoints),
+        attempt("fairseq generation", "install numpy<2", _eos_blocks),
     ]
 
 
@@ -112,14 +112,25 @@ def _user_dir() -> str:
     return f"{folder} registers normformer and periln"
 
 
-def _loads_own_checkpoints() -> bool:
-    """Say whether fairseq reads a file that holds a config object, as all its own do."""
+def _checkpoints() -> str:
+    """Load what fairseq-train writes (plain values), then a file with a config object inside."""
+    if not _loads({"plain": 1}):
+        raise ValueError("fairseq cannot load what fairseq-train writes")
+    if _loads(argparse.Namespace(arch="tiny")):
+        return "fairseq loads files that hold config objects"
+    return (
+        "files of fairseq-train load; older ones that hold Python objects do not: for those you "
+        "trust, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"
+    )
+
+
+def _loads(args: object) -> bool:
     import torch
     from fairseq import checkpoint_utils
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tiny.pt"
-        torch.save({"args": argparse.Namespace(arch="tiny"), "model": {}}, path)
+        torch.save({"args": args, "model": {}}, path)
         try:
             checkpoint_utils.load_checkpoint_to_cpu(str(path))
         except pickle.UnpicklingError:
@@ -129,15 +140,12 @@ def _loads_own_checkpoints() -> bool:
     return True
 
 
-def _checkpoint_finding(alone: bool, with_plugin: bool) -> Finding:
-    name = "fairseq checkpoints"
-    if alone:
-        return Finding(name, OK, "fairseq loads files that hold config objects")
-    fact = "fairseq leaves torch.load at weights_only=True, which refuses fairseq's own files"
-    if with_plugin:
-        return Finding(name, OK, f"{fact}; with normplugin's --user-dir they load")
-    action = "for files you trust, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"
-    return Finding(name, BROKEN, fact, action)
+def _eos_blocks() -> str:
+    """Cut a dataset into sentences, as interactive generation does."""
+    from fairseq.data import TokenBlockDataset
+
+    TokenBlockDataset([b"abc", b"abcd"], [3, 4], None, pad=1, eos=2, break_mode="eos")
+    return "interactive generation can cut its input (fairseq's eos break mode)"
 
 
 def probe_megatron() -> list[Finding]:
@@ -155,6 +163,8 @@ def probe_megatron() -> list[Finding]:
         )
         status = MISSING if "ModuleNotFoundError" in training.fact else BROKEN
         training = dataclasses.replace(training, status=status, action=action)
+    if importlib.util.find_spec("normplugin.megatron_plugin") is None:
+        return [found, training]
     return [found, attempt("megatron --spec", "reinstall normplugin", _our_specs), training]
 
 

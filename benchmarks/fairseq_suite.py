@@ -134,6 +134,7 @@ def timings(case: Case, variants: Sequence[Variant], seconds: float) -> list[Row
         "step, ms (p20..p80)",
         *(f"{mode} / stock" for mode in MODES),
         "step, CPU time",
+        "its p20s",
     ]
     print(f"\nTimes, {case.name} ({case.shape}), {rounds} rounds; ratio: median of the rounds'")
     print("ratios to stock preln [95 % interval of that median]\n")

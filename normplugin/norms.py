@@ -11,6 +11,7 @@ input), the result is rounded once, and the output has the input's dtype.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -171,7 +172,7 @@ def _activation_backward(a: Tensor, h: Tensor, da: Tensor) -> Tensor:
     Where act is GELU and nothing else, the gradient is written over da. Autograd would take memory
     for another d_ffn per token, and a tenth more time for this backward pass on a CPU.
     """
-    node = a.grad_fn
+    node: Any = a.grad_fn
     if node is not None and node.name() == "GeluBackward0" and node._saved_self.is_set_to(h):
         return torch.ops.aten.gelu_backward.grad_input(
             da, h, approximate=node._saved_approximate, grad_input=da

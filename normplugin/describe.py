@@ -27,6 +27,17 @@ from normplugin.presets import ARCHITECTURES, CAUSAL_SIZES, LISTING
 if TYPE_CHECKING:
     from normplugin.fairseq_plugin.checkpoint import Card
 
+_OPTIONS = (
+    "norm_type",
+    "norm_eps",
+    "norm_zero_centered",
+    "head_scale",
+    "residual_scale",
+    "qk_norm",
+    "embedding_norm",
+    "output_norm_init",
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to describe and the options that go on top of a scheme or architecture."""
@@ -35,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--trust", action="store_true", help="a checkpoint of your own may run code"
+    )
+    parser.add_argument(
+        "--build", action="store_true", help="build the architecture in fairseq and look at it"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     group = parser.add_argument_group("on top of a scheme or architecture")
@@ -58,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     if args.what in ARCHITECTURES or not _looks_like_file(args.what):
         scheme, dims, kind = _named(args)
         report = _report(scheme, dims, kind)
+        if args.build:
+            report["built"] = _built(args, scheme, dims)
     else:
         from normplugin.fairseq_plugin.checkpoint import inspect
 
@@ -85,19 +101,7 @@ def _looks_like_file(what: str) -> bool:
 
 
 def _named(args: argparse.Namespace) -> tuple[NormScheme, Dims | None, str]:
-    options = {
-        name: getattr(args, name)
-        for name in (
-            "norm_type",
-            "norm_eps",
-            "norm_zero_centered",
-            "head_scale",
-            "residual_scale",
-            "qk_norm",
-            "embedding_norm",
-            "output_norm_init",
-        )
-    }
+    options = {name: getattr(args, name) for name in _OPTIONS}
     arch = ARCHITECTURES.get(args.what)
     if args.what in SCHEMES or arch is None:
         try:
@@ -113,6 +117,26 @@ def _named(args: argparse.Namespace) -> tuple[NormScheme, Dims | None, str]:
     else:
         scheme = resolve_scheme(arch.scheme, **options)
     return scheme, arch.dims if arch else None, arch.kind if arch else "causal_lm"
+
+
+def _built(args: argparse.Namespace, scheme: NormScheme, dims: Dims | None) -> dict:
+    """What fairseq really builds, by counting; the build itself compares it with the promise."""
+    if dims is None:
+        raise SchemeError(f"--build: got scheme {args.what!r} without a size. Name an --arch.")
+    from normplugin.fairseq_plugin.models import build_from_arguments
+    from normplugin.fairseq_plugin.sites import promised
+
+    argv = ["--arch", args.what]
+    for name in _OPTIONS:
+        value = getattr(args, name)
+        if value not in (None, False):
+            argv += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    shapes = {name: tuple(p.shape) for name, p in build_from_arguments(argv).named_parameters()}
+    found = {name for name, shape in promised(scheme, dims).items() if shapes.get(name) == shape}
+    return {
+        "norm_and_scale_tensors": f"{len(found)} of {len(promised(scheme, dims))} promised",
+        "norm_and_scale_parameters": sum(shapes[name][0] for name in found),
+    }
 
 
 def _report(scheme: NormScheme, dims: Dims | None, kind: str) -> dict:
@@ -163,6 +187,6 @@ def _text(report: dict) -> str:
             f"{counts['stack']:,} outside, {counts['total']:,} in all",
             f"architecture hash: {report['architecture_hash']}",
         ]
-    for name, value in report.get("checkpoint", {}).items():
+    for name, value in {**report.get("built", {}), **report.get("checkpoint", {})}.items():
         lines.append(f"{name.replace('_', ' ')}: {value}")
     return "\n".join(lines)

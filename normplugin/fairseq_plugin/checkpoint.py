@@ -40,22 +40,25 @@ class Card:
         return architecture_hash(self.scheme, self.dims, self.kind)
 
     def encode(self) -> Tensor:
-        """Return the card as a 1-D int64 tensor of UTF-8 bytes.
+        """Return the card and its hash as a 1-D int64 tensor of UTF-8 bytes.
 
         Integers survive fp16 conversion, and int64 sums do not overflow when checkpoints are
         averaged.
         """
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        text = json.dumps({**dataclasses.asdict(self), "hash": self.hash}, sort_keys=True)
         return torch.tensor(list(text.encode()), dtype=torch.int64)
 
     @staticmethod
     def decode(encoded: Tensor) -> Card:
         """Invert `encode`; raise `CheckpointError` for anything else."""
         try:
-            card = json.loads(bytes(encoded.tolist()).decode())
-            scheme = card["scheme"]
+            fields = json.loads(bytes(encoded.tolist()).decode())
+            scheme = fields["scheme"]
             norm = NormSpec(**scheme.pop("norm"))
-            return Card(NormScheme(norm=norm, **scheme), Dims(**card["dims"]), card["kind"])
+            card = Card(NormScheme(norm=norm, **scheme), Dims(**fields["dims"]), fields["kind"])
+            if card.hash != fields["hash"]:
+                raise ValueError(f"its hash is {fields['hash']}, its content's {card.hash}")
+            return card
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"checkpoint: its architecture card cannot be read ({error}). "

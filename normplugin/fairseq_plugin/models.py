@@ -10,14 +10,18 @@ import logging
 from dataclasses import dataclass, field
 from typing import Optional
 
+import torch
 from fairseq import options
+from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.utils import get_available_activation_fns
 
 from normplugin.fairseq_plugin import checkpoint
@@ -200,3 +204,15 @@ class NormLanguageModel(TransformerLanguageModel):
                 args.quant_noise_pq_block_size,
             )
         return cls.build_embedding(args, dictionary, args.decoder_input_dim)
+
+
+def build_from_arguments(argv: list[str], device: str = "meta") -> NormLanguageModel:
+    """Build the model ``fairseq-train`` builds from these options, with an empty dictionary.
+
+    On the default device no memory is taken, so that the largest architecture can be looked at.
+    """
+    parser = options.get_training_parser(default_task="language_modeling")
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, ["", *argv]))
+    task = LanguageModelingTask(cfg.task, Dictionary(), Dictionary())
+    with torch.device(device):
+        return task.build_model(cfg.model)

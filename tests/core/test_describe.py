@@ -63,3 +63,11 @@ def test_unknown_name(capsys):
     """A misspelt name is one line with the nearest legal one; a missing file says so."""
     assert main(["describe", "normfomer_355m"]) == 2
     assert "Did you mean 'normformer_355m'?" in capsys.readouterr().err
+
+
+def test_a_built_model_holds_what_is_described(capsys):
+    """--build counts the parameters of fairseq's model: they are those described."""
+    report = described(capsys, "normformer_2_7b", "--build", "--qk-norm", "head")
+    assert report["built"]["norm_and_scale_parameters"] == report["norm_parameters"]["total"]
+    assert main(["describe", "A+C", "--build"]) == 2
+    assert "without a size" in capsys.readouterr().err

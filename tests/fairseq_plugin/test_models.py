@@ -208,6 +208,17 @@ def test_recompute_changes_nothing_but_memory():
         torch.testing.assert_close(again[1][name], plain[1][name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("argv", EVERY, ids=" ".join)
+def test_half_precision_trains(argv, dtype):
+    """The model converted as --bf16 and --fp16 convert it gives finite gradients in its dtype."""
+    model = build_model(*argv, "--qk-norm", "head", "--residual-scale").to(dtype)
+    loss, gradients = loss_and_gradients(model, train=True)
+    assert loss.isfinite() and abs(loss.item() - math.log(64)) < 3
+    for name, gradient in gradients.items():
+        assert gradient.dtype == dtype and gradient.isfinite().all(), name
+
+
 @pytest.mark.parametrize("argv", [*EVERY, ["--arch", "transformer_lm_gpt"]], ids=" ".join)
 def test_checkpoint_activations_gives_equal_gradients(argv):
     """Activation checkpointing changes no gradient."""

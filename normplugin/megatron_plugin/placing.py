@@ -63,22 +63,16 @@ def place(submodules, scheme: NormScheme, config: TransformerConfig):
     after = functools.partial(_bias_dropout_add, scheme, config)
     changed = {
         "self_attention": attention,
-        "input_layernorm": _input_norm(
-            scheme.attention, submodules.input_layernorm, attention, "linear_qkv"
-        ),
+        "input_layernorm": _input_norm(scheme.attention, attention, "linear_qkv"),
         "self_attn_bda": after("attention", submodules.self_attn_bda),
         "mlp_bda": after("ffn", submodules.mlp_bda),
         "mlp": _place_mlp(submodules.mlp, scheme),
     }
-    changed["pre_mlp_layernorm"] = _input_norm(
-        scheme.ffn, submodules.pre_mlp_layernorm, changed["mlp"], "linear_fc1"
-    )
+    changed["pre_mlp_layernorm"] = _input_norm(scheme.ffn, changed["mlp"], "linear_fc1")
     if submodules.cross_attention is not IdentityOp:
         cross = _place_attention(submodules.cross_attention, scheme, self_attention=False)
         changed["cross_attention"] = cross
-        changed["pre_cross_attn_layernorm"] = _input_norm(
-            scheme.attention, submodules.pre_cross_attn_layernorm, cross, "linear_q"
-        )
+        changed["pre_cross_attn_layernorm"] = _input_norm(scheme.attention, cross, "linear_q")
         changed["cross_attn_bda"] = after("cross_attention", submodules.cross_attn_bda)
     return dataclasses.replace(submodules, **changed)
 
@@ -104,9 +98,7 @@ def _place_attention(spec: ModuleSpec, scheme: NormScheme, self_attention: bool)
 
 def _place_mlp(spec, scheme: NormScheme):
     """The FFN: a ModuleSpec up to megatron-core 0.17, a partial from 0.18 on."""
-    old = (
-        spec.keywords.get("submodules") if isinstance(spec, functools.partial) else spec.submodules
-    )
+    old = _submodules(spec)
     if not hasattr(old, "linear_fc1"):
         return spec  # a MoE layer: nothing of ours is inside
     parts = {}
@@ -120,12 +112,16 @@ def _place_mlp(spec, scheme: NormScheme):
     return dataclasses.replace(spec, submodules=new)
 
 
-def _input_norm(letters: str, slot, spec, linear: str):
+def _input_norm(letters: str, spec, linear: str):
     """A: in the slot, or in the linear that brings its own; without A nothing."""
-    keywords = getattr(spec, "keywords", {})
-    inner = keywords.get("submodules") if keywords else getattr(spec, "submodules", None)
-    fused = getattr(getattr(inner, linear, None), "__name__", "") in _WITHOUT_NORM
+    fused = getattr(getattr(_submodules(spec), linear, None), "__name__", "") in _WITHOUT_NORM
     return MegatronNorm if "A" in letters and not fused else IdentityOp
+
+
+def _submodules(spec) -> Any:
+    if isinstance(spec, functools.partial):
+        return spec.keywords.get("submodules")
+    return spec.submodules
 
 
 def _without_norm(linear: type) -> type:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -91,18 +90,6 @@ class ShardedNorm(Norm):
             return super().forward(x)
         return _ShardedNormFunction.apply(
             x, self.gain, self.bias, self.spec.eps, self.width, self.group
-        )
-
-    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
-        """Shard every parameter on axis 0 over TP."""
-        state = self.state_dict(prefix="", keep_vars=True)
-        return make_sharded_tensors_for_checkpoint(
-            state,
-            prefix,
-            dict.fromkeys(state, 0),
-            sharded_offsets,
-            tp_group=self.group,
-            dp_cp_group=metadata["dp_cp_group"] if metadata else None,
         )
 
 

@@ -148,6 +148,8 @@ def test_ctrl_c_ends_the_trainer_and_keeps_no_result(data, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A runner in the background may ignore the signal, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     log = tmp_path / "out" / BASELINE / "train.log"
     for _ in range(600):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.models.T5 import t5_spec
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec, import_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron_builders import DIMS, build_layer, config, on_cpu, start
@@ -151,11 +150,9 @@ def test_fused_input_norms_of_transformer_engine(monkeypatch):
             stock.self_attention.submodules, linear_qkv=TELayerNormColumnParallelLinear
         ),
     )
-    mlp = functools.partial(
-        stock.mlp.func,
-        submodules=replace(
-            stock.mlp.keywords["submodules"], linear_fc1=TELayerNormColumnParallelLinear
-        ),
+    mlp = ModuleSpec(
+        module=MLP,
+        submodules=MLPSubmodules(linear_fc1=TELayerNormColumnParallelLinear, linear_fc2=object),
     )
     fused = replace(
         stock,
@@ -170,7 +167,7 @@ def test_fused_input_norms_of_transformer_engine(monkeypatch):
     for name in ("postln", "B"):
         placed = placing.place(fused, resolve_scheme(name), config())
         assert placed.self_attention.submodules.linear_qkv is TEColumnParallelLinear
-        assert placed.mlp.keywords["submodules"].linear_fc1 is TEColumnParallelLinear
+        assert placed.mlp.submodules.linear_fc1 is TEColumnParallelLinear
         assert placed.input_layernorm is IdentityOp
 
 

@@ -233,6 +233,7 @@ def resolve_scheme(
     """
     key = canonical_name(name)
     preset = _PRESETS[key]
+    norm_kind = _choice("--norm-type", norm_type, "layernorm", NORM_TYPES)
     eps = _number("--norm-eps", norm_eps, 1e-5)
     if not 0.0 < eps < 1.0:
         raise SchemeError(f"--norm-eps: got {norm_eps}; legal is 0 < eps < 1. Try 1e-5.")
@@ -254,11 +255,7 @@ def resolve_scheme(
         embedding_norm=bool(embedding_norm),
         final_norm="C" not in preset.ffn,
         output_norm_init=output_init,
-        norm=NormSpec(
-            _choice("--norm-type", norm_type, "layernorm", NORM_TYPES),
-            eps,
-            bool(norm_zero_centered),
-        ),
+        norm=NormSpec(norm_kind, eps, bool(norm_zero_centered)),
     )
 
 

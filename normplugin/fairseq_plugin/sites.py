@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from normplugin.errors import SchemeError
 from normplugin.placement import Dims, NormScheme, Site
+from normplugin.promises import keep_promises
 
 NORM_MARK = "is_norm_or_scale"  # attribute of parameters that optim.py may spare from decay
 Shapes = dict[str, tuple[int, ...]]
@@ -105,18 +105,10 @@ def check_promises(scheme: NormScheme, promise: Shapes, module: nn.Module) -> No
     """Mark the norms and scales of a freshly built module, after comparing them with the promise.
 
     Raises:
-        SchemeError: Naming every parameter that is missing, unasked for or misshapen.
+        SchemeError: See `keep_promises`.
     """
-    found = existing(module)
-    missing = sorted(promise.keys() - found.keys())
-    extra = sorted(found.keys() - promise.keys())
-    wrong = sorted(n for n in promise.keys() & found.keys() if promise[n] != found[n])
-    if missing or extra or wrong:
-        raise SchemeError(
-            f"scheme {scheme.name!r}: the built {type(module).__name__} differs from what the "
-            f"scheme promises; missing {missing}, not promised {extra}, wrong shape {wrong}. "
-            "Report this: an option that changes the layers is not supported together with it."
-        )
+    what = f"the built {type(module).__name__}"
+    keep_promises(what, scheme.name, promise, existing(module))
     for _, parameter in norm_parameters(module):
         setattr(parameter, NORM_MARK, True)
 

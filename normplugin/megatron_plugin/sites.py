@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from normplugin.errors import SchemeError
 from normplugin.placement import NormScheme, Site
+from normplugin.promises import keep_promises
 
 _ATTENTION = {"attention": "self_attention", "cross_attention": "cross_attention"}
 _AFTER = {"attention": "self_attn_bda", "cross_attention": "cross_attn_bda", "ffn": "mlp_bda"}
@@ -64,7 +64,11 @@ def layer_sites(layer) -> list[Site]:
 
 
 def check_promises(layer) -> None:
-    """Raise `SchemeError` naming every parameter that is missing, unasked for or misshapen."""
+    """Compare what the layer's scheme promises on this rank with what exists.
+
+    Raises:
+        SchemeError: See `keep_promises`.
+    """
     scheme, config = layer.scheme, layer.config
     promise = {
         name: _size(site, config) // (layer.tp_group.size() if is_sharded(site, scheme) else 1)
@@ -76,15 +80,7 @@ def check_promises(layer) -> None:
         for name, parameter in layer.named_parameters()
         if _is_norm_or_scale(name) and not name.startswith("embedding_norm")
     }
-    missing = sorted(promise.keys() - found.keys())
-    extra = sorted(found.keys() - promise.keys())
-    wrong = sorted(n for n in promise.keys() & found.keys() if promise[n] != found[n])
-    if missing or extra or wrong:
-        raise SchemeError(
-            f"scheme {scheme.name!r}: layer {layer.layer_number} differs from what the scheme "
-            f"promises; missing {missing}, not promised {extra}, wrong size {wrong}. "
-            "Report this: an option that changes the layer is not supported together with it."
-        )
+    keep_promises(f"layer {layer.layer_number}", scheme.name, promise, found)
 
 
 def _is_norm_or_scale(name: str) -> bool:

@@ -92,7 +92,12 @@ def test_moe_keeps_its_router_alive(name):
     )  # fmt: skip
     layer = build_layer(resolve_scheme(name), cfg)
     randomize_(layer)
-    run(layer, torch.float32)
+    try:
+        run(layer, torch.float32)
+    except NameError as error:
+        if error.name != "te_general_gemm":
+            raise
+        pytest.skip("the router of megatron-core 0.16 needs Transformer Engine")
     assert layer.mlp.router.weight.grad.abs().max() > 1e-4
     assert all(p.grad is not None for p in layer.mlp_bda.parameters())
 

@@ -58,6 +58,7 @@ def enable() -> None:
         raise RuntimeError("CPU emulation: Megatron is already imported. Enable it before.")
     if os.environ.get("RANK", "0") == "0":
         logger.warning(BANNER)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # asserted with tensor parallelism
     os.environ["TORCHDYNAMO_DISABLE"] = os.environ["TORCH_COMPILE_DISABLE"] = "1"
     import torch
 
@@ -185,5 +186,8 @@ def _replace_in_megatron(torch: Any) -> None:
     utils.compile_helpers = _always()
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+    # Its warning that the CPU's random state changed with the GPU's: here they are one.
+    log = logging.getLogger(random.__name__)
+    log.addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
     # The final norm of a bare layer spec: torch's asserts that there is no sequence parallelism.
     transformer_block.LayerNormImpl = MegatronNorm

@@ -36,7 +36,15 @@ from normplugin.megatron_plugin.norms import MegatronNorm
 from normplugin.megatron_plugin.placing import base_submodules
 from normplugin.megatron_plugin.resume import check_resume
 
-_UNSUPPORTED = ("mtp_num_layers", "sft", "fim_data", "logits_load_dir", "yaml_cfg")
+_UNSUPPORTED = (
+    "mtp_num_layers",
+    "sft",
+    "fim_data",
+    "logits_load_dir",
+    "yaml_cfg",
+    "dataloader_inter_document_masking",
+    "hybrid_context_parallel",
+)
 
 
 def pretrain_gpt() -> None:
@@ -123,11 +131,13 @@ def build_datasets(sizes: list[int], vp_stage: int | None = None) -> tuple[Any, 
         "path_to_cache": args.data_cache_path,
         "tokenizer": get_tokenizer(),
         "create_attention_mask": args.create_attention_mask_in_dataloader,
+        "sequence_parallel_size": args.tensor_model_parallel_size * args.sequence_parallel,
     }
-    # What Megatron's options and its dataset config call by one name.
+    # What Megatron's options and its dataset config call by one name, or nearly.
     for field in dataclasses.fields(GPTDatasetConfig):
-        if field.init and field.name not in settings and hasattr(args, field.name):
-            settings[field.name] = getattr(args, field.name)
+        for name in (field.name, f"dataloader_{field.name}"):
+            if field.init and field.name not in settings and hasattr(args, name):
+                settings[field.name] = getattr(args, name)
     kind = MockGPTDataset if args.mock_data else GPTDataset
     print_rank_0(f"> building {kind.__name__}s ...")
     config = GPTDatasetConfig(**settings)
@@ -193,8 +203,11 @@ def _context_part(value: Tensor, axis: int, rank: int, size: int) -> Tensor:
     return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]], dim=axis)
 
 
-def masked_loss(loss_mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def masked_loss(
+    loss_mask: Tensor | None, losses: Tensor
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return the summed loss of this micro-batch, its number of tokens, and both to report."""
+    assert loss_mask is not None, "only the last pipeline stage has a loss"
     mask = loss_mask.reshape(-1).float()
     loss = (losses.reshape(-1).float() * mask).sum()
     tokens = mask.sum().detach().to(torch.int)

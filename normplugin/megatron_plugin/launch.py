@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -39,7 +40,8 @@ def reported(program: str, run: Callable[[], None]) -> int:
         # All ranks find the same error; Megatron's own ranks may differ in layers, so all say it.
         rank = os.environ.get("RANK", "0")
         prefix = "" if rank == "0" else f"[rank {rank}] "
-        print(f"{prefix}{program}: error: {error}", file=sys.stderr, flush=True)
+        message = re.sub(r"( when instantiating \w+)+$", "", str(error))  # build_module adds that
+        print(f"{prefix}{program}: error: {message}", file=sys.stderr, flush=True)
         return 2
     return 0
 

@@ -50,8 +50,9 @@ def marked(document: Path) -> list[str]:
 
 def test_the_readmes_commands_run(folder):
     """Prepare, train and evaluate run; the dead flags of upstream change no parameter count."""
-    start, proof = marked(REPO / "README.md")
+    start, megatron, proof = marked(REPO / "README.md")
     run(start, folder)
+    assert "emulat" in run(megatron, folder).lower()
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
     counts = re.findall(r"num. shared model params: ([\d,]+)", run(proof, folder))
     assert len(counts) == 2 and counts[0] == counts[1]

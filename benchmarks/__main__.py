@@ -1,4 +1,4 @@
-"""The command: ``python -m benchmarks [fairseq] [--quick] [--csv FILE]``."""
+"""The command: ``python -m benchmarks [fairseq] [megatron] [--quick] [--csv FILE]``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-SUITES = {"fairseq": "benchmarks.fairseq_suite"}
+SUITES = {"fairseq": "benchmarks.fairseq_suite", "megatron": "benchmarks.megatron_suite"}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -32,7 +32,9 @@ def main(argv: list[str] | None = None) -> None:
     import torch
 
     from benchmarks.records import write_csv
+    from benchmarks.report import be_quiet
 
+    be_quiet()
     torch.set_num_threads(args.threads)
     records = []
     for name in args.suite or SUITES:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.fairseq_builders import Shape, Variant, build_layer, build_training
+from benchmarks.layer_runs import forward_backward, per_token
 from benchmarks.timing import Laps, Runner, Watch
 from normplugin.placement import Dims
 from normplugin.testing import saved_bytes
@@ -17,19 +18,7 @@ def layer_runner(variant: Variant, shape: Shape) -> Runner:
     """Forward and backward of one layer; the gradients of input and parameters are taken."""
     layer = build_layer(variant, shape.dims)
     x, mask = layer_input(shape.dims, shape.length, shape.batch)
-    dy = torch.randn_like(x)
-
-    def run() -> Laps:
-        layer.zero_grad()
-        x.grad = None
-        watch = Watch()
-        y = layer(x, self_attn_mask=mask)[0]
-        watch.lap("forward")
-        y.backward(dy)
-        watch.lap("backward")
-        return watch.laps
-
-    return run
+    return forward_backward(layer, lambda x: layer(x, self_attn_mask=mask)[0], x)
 
 
 def step_runner(variant: Variant, shape: Shape) -> Runner:
@@ -63,19 +52,16 @@ def layer_input(dims: Dims, length: int, batch: int) -> tuple[Tensor, Tensor]:
 def saved_per_token(variant: Variant, dims: Dims) -> tuple[float, float]:
     """What autograd keeps of one layer: (per token, whatever the tokens), in units of d_model.
 
-    Two batch sizes tell the two apart. The head scale's effective weight (d x d) is of the second
-    kind.
+    The head scale's effective weight (d x d) is of the second kind.
     """
-    layer, length, batches = build_layer(variant, dims), 16, (2, 4)
+    layer, length = build_layer(variant, dims), 16
 
     def kept(batch: int) -> float:
         x, mask = layer_input(dims, length, batch)
         size = saved_bytes(lambda: layer(x, self_attn_mask=mask)[0], layer)
         return size / ITEMSIZE / dims.d_model
 
-    few, many = (kept(batch) for batch in batches)
-    slope = (many - few) / (length * (batches[1] - batches[0]))
-    return slope, few - slope * length * batches[0]
+    return per_token(kept, length)
 
 
 def parameters(variant: Variant, dims: Dims) -> int:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
-import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import fairseq
 import torch
-from tqdm import tqdm
 
 from benchmarks import targets
 from benchmarks.fairseq_builders import STOCK, UPSTREAM_NORMFORMER, VARIANTS, Shape, Variant
 from benchmarks.fairseq_cases import layer_runner, parameters, saved_per_token, step_runner
-from benchmarks.records import Origin, Row, percentiles
-from benchmarks.tables import milliseconds, ratio, table
-from benchmarks.timing import CPU, Runner, Times, interleave, spread
+from benchmarks.records import Origin, Row
+from benchmarks.report import Place, measure, print_times, time_rows
+from benchmarks.tables import ratio, table
+from benchmarks.timing import CPU, Runner, Times
 from normplugin.placement import Dims
-
-MODES = ("forward", "backward", "step")
 
 
 @dataclass(frozen=True)
@@ -67,7 +61,6 @@ def run(
         schemes: Only variants whose name contains it, beside the two stock ones.
         threads: Of torch, for the record.
     """
-    _be_quiet()
     chosen = [case for case in cases(quick) if wanted in case.name]
     variants = [v for v in VARIANTS if v.scheme is None or schemes in v.name]
     origin = Origin(f"cpu, {threads} thread(s)", torch.__version__, fairseq.__version__)
@@ -110,63 +103,23 @@ def _count_rows(
 ) -> list[Row]:
     counted = {name: (value, "d_model") for name, value in saved.items()}
     counted["parameters"] = (float(parameter_count), "1")
-    place = (f"layer d{dims.d_model}", variant.name, "fairseq", "forward")
     shape = f"d{dims.d_model} ffn{dims.d_ffn} h{dims.n_heads}"
+    place = Place(f"layer d{dims.d_model}", "fairseq", shape, "float32")
     return [
-        Row(*place, metric, unit, shape, "float32", **percentiles(value))
+        place.row(variant.name, "forward", metric, unit, value)
         for metric, (value, unit) in counted.items()
     ]
 
 
 def timings(case: Case, variants: Sequence[Variant], seconds: float) -> list[Row]:
     """Time all variants of a case and print its table."""
-    times = _measure(case, variants, seconds)
-    rows, lines = [], []
-    for variant in variants:
-        rows += _time_rows(case, variant.name, times)
-        laps = times.seconds[variant.name]
-        ratios = [ratio(times.ratio(variant.name, STOCK, mode)) for mode in (*MODES, "step" + CPU)]
-        quiet = f"{times.quiet_ratio(variant.name, STOCK, 'step' + CPU):.3f}"
-        lines.append([variant.name, milliseconds(spread(laps["step"])), *ratios, quiet])
-    rounds = len(times.seconds[STOCK]["step"])
-    header = [
-        "variant",
-        "step, ms (p20..p80)",
-        *(f"{mode} / stock" for mode in MODES),
-        "step, CPU time",
-        "its p20s",
-    ]
-    print(f"\nTimes, {case.name} ({case.shape}), {rounds} rounds; ratio: median of the rounds'")
-    print("ratios to stock preln [95 % interval of that median]\n")
-    print(table(header, lines))
+    runners = {v.name: case.build(v, case.shape) for v in variants}
+    times = measure(case.name, runners, seconds)
+    print_times(f"{case.name} ({case.shape})", times, STOCK)
     if case.shape.vocabulary and case.shape.dims.d_model == targets.STEP_TIME_WIDTH:
         _print_targets(times)
-    return rows
-
-
-def _measure(case: Case, variants: Sequence[Variant], seconds: float) -> Times:
-    runners = {v.name: case.build(v, case.shape) for v in variants}
-    shown = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
-    with tqdm(total=1.0, desc=case.name, bar_format=shown, file=sys.stderr) as bar:
-
-        def tick(done: float) -> None:
-            bar.update(min(done, 1.0) - bar.n)
-
-        return interleave(runners, seconds, tick=tick)
-
-
-def _time_rows(case: Case, name: str, times: Times) -> list[Row]:
-    rows = []
-    rest = (str(case.shape), "float32")
-    for mode, kind in itertools.product(MODES, ("", CPU)):
-        place = (case.name, name, "fairseq", mode)
-        prefix = "cpu_" if kind else ""
-        taken = percentiles(spread(times.seconds[name][mode + kind]))
-        rows.append(Row(*place, prefix + "time", "s", *rest, **taken))
-        for baseline in (STOCK, UPSTREAM_NORMFORMER):
-            share = percentiles(times.ratio(name, baseline, mode + kind))
-            rows.append(Row(*place, prefix + "ratio", f"/ {baseline}", *rest, **share))
-    return rows
+    place = Place(case.name, "fairseq", str(case.shape), "float32")
+    return time_rows(place, times, (STOCK, UPSTREAM_NORMFORMER))
 
 
 def _print_targets(times: Times) -> None:
@@ -182,9 +135,3 @@ def _print_targets(times: Times) -> None:
         lines.append([*cells, f"{quiet:.3f}"])
     print("\nStep time against the design's targets\n")
     print(table(["quantity", "target", "wall", "", "CPU time", "", "its p20s"], lines))
-
-
-def _be_quiet() -> None:
-    """fairseq and hydra log and warn while they build; the tables are what is wanted."""
-    logging.disable(logging.INFO)
-    warnings.simplefilter("ignore")

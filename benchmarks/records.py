@@ -19,7 +19,7 @@ class Row:
 
     Metrics: ``time`` (s) and ``ratio`` (to the baseline named in ``unit``, same round), and both of
     the process's CPU time (``cpu_time``, ``cpu_ratio``); ``saved`` and ``saved_extra`` (d_model
-    elements per layer and token); ``parameters``.
+    elements per layer and token); ``parameters``; ``collectives`` and ``collectives_extra``.
     """
 
     case: str
@@ -33,7 +33,7 @@ class Row:
     p20: float
     p50: float
     p80: float
-    bytes_moved: str = ""  # not measured on a CPU
+    bytes_moved: str = ""  # by the collectives of one rank; of memory traffic nothing is measured
 
 
 @dataclass(frozen=True)

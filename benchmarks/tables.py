@@ -9,7 +9,7 @@ from benchmarks.timing import Spread
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a markdown table; all columns but the first are aligned to the right."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    widths = [max(2, *(len(row[i]) for row in (header, *rows))) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
         first, *rest = (c.rjust(w) for c, w in zip(cells, widths, strict=True))

@@ -1,4 +1,4 @@
-"""The design's targets for the fairseq side, and whether a measurement reaches them."""
+"""The design's targets, and whether a measurement reaches them."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ SAVED_EXTRA = (
     Target("periln", "stock preln", 2.0),
     Target("periln rmsnorm", "stock preln", 2.0),
 )
+# Collectives per layer beyond stock's with TP > 1: (forward, backward).
+COLLECTIVES_EXTRA = {"preln": (0, 0), "periln": (0, 0), "postln": (0, 0), "normformer": (1, 1)}
 
 
 def statistics_allowance(d_model: int) -> float:

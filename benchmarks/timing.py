@@ -18,14 +18,21 @@ CPU = " cpu"  # after a mode's name: the process's CPU time, blind to other prog
 
 
 class Watch:
-    """Seconds since the last lap, by name, on the wall and of CPU; ``step`` is the sum of all."""
+    """Seconds since the last lap, by name, on the wall and of CPU; ``step`` is the sum of all.
 
-    def __init__(self) -> None:
+    Args:
+        wait: Called before a clock is read: a GPU's work is done when it returns.
+    """
+
+    def __init__(self, wait: Callable[[], object] = lambda: None) -> None:
         self.laps: dict[str, float] = {}
+        self._wait = wait
+        wait()
         self._start = self._last = _clocks()
 
     def lap(self, name: str) -> None:
         """End the current lap."""
+        self._wait()
         now = _clocks()
         for kind, reading in now.items():
             self.laps[name + kind] = reading - self._last[kind]
@@ -103,7 +110,8 @@ def interleave(
     """
     for runner in runners.values():
         runner()
-    times, names, shuffle = Times(), list(runners), random.Random(0).shuffle
+    times = Times({name: {} for name in runners})  # in the order of the runners
+    names, shuffle = list(runners), random.Random(0).shuffle
     spent, rounds = 0.0, 0
     with _no_collection():
         while spent < budget or rounds < least:

@@ -68,9 +68,7 @@ def counts(dims: Dims, names: list[str]) -> list[Row]:
             rows += _count_rows(dims, layout, name, mine, stock)
         size = f"width {dims.d_model}, {LENGTH} x {BATCH} tokens, rank 0"
         print(f"\nCounts, one fp32 layer, {layout}, {size}")
-        print(
-            "(bytes: sent by a rank, ring algorithm; saved: per token of the sequence, unit d_model)\n"
-        )
+        print("(bytes: sent by a rank, ring algorithm; saved: per token, unit d_model)\n")
         print(table(header, lines))
     return rows
 

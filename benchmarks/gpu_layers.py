@@ -24,7 +24,7 @@ KINDS = ("layernorm", "rmsnorm")
 
 @dataclass
 class Contest:
-    """Variants that compute alike, one of them stock; ``saved``: per token, unit: the input's width."""
+    """Variants beside one that is stock; ``saved``: per token, unit: the input's width."""
 
     place: Place
     stock: str

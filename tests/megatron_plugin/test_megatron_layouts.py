@@ -34,8 +34,9 @@ RECOMPUTED = {
         "moe:one-full",
         "normformer:one-layernorm",
         "outputln:one-layernorm",
+        "periln:one-mlp",
     ],
-    2: ["normformer:sp2-full", "moe:sp2-full"],
+    2: ["normformer:sp2-full", "moe:sp2-full", "periln:sp2-mlp"],
 }
 CASES = [f"{model}:{layout}" for model, layouts in CHAINS.items() for layout in layouts]
 SAVES_OPTIMIZER = [model for model in CHAINS if model != "moe" and "+" not in model]

@@ -8,6 +8,7 @@ of torch and of Megatron for good, which the rest of this package never does.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -182,8 +183,9 @@ def _replace_in_megatron(torch: Any) -> None:
 
     from normplugin.megatron_plugin.norms import MegatronNorm
 
-    # The wheel ships the compiled helper and no Makefile, for want of which Megatron exits.
-    utils.compile_helpers = _always()
+    if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
+        # The wheel ships the compiled helper and no Makefile, for want of which Megatron exits.
+        utils.compile_helpers = _always()
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
     # Its warning that the CPU's random state changed with the GPU's: here they are one.

@@ -108,8 +108,14 @@ def _differences(mine: NormScheme | None, theirs: NormScheme | None) -> list[str
     if mine is None or theirs is None:
         known = mine or theirs
         return [] if known is None or _is_plain(known) else ["the norms of the scheme"]
-    left, right = mine.identity(), theirs.identity()
+    left, right = (_flat(scheme.identity()) for scheme in (mine, theirs))
     return [name for name in left if left[name] != right[name]]
+
+
+def _flat(identity: dict[str, Any]) -> dict[str, Any]:
+    """With the norm's type, eps and gain as entries of their own."""
+    norm = {f"norm_{name}": value for name, value in identity["norm"].items()}
+    return {**{name: value for name, value in identity.items() if name != "norm"}, **norm}
 
 
 def _is_plain(scheme: NormScheme) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,14 @@ def environment() -> dict[str, str]:
     """The environment of a run: one thread, this checkout first, no GPU."""
     path = os.pathsep.join(filter(None, (str(REPO), os.environ.get("PYTHONPATH"))))
     cpu = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-    return {**os.environ, **cpu, "PYTHONPATH": path, "PYTHON": sys.executable}
+    port = {"MASTER_PORT": str(_free_port())}
+    return {**os.environ, **cpu, **port, "PYTHONPATH": path, "PYTHON": sys.executable}
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def data_options(data: Path) -> list[str]:

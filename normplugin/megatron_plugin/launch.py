@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a script; return its exit code, or 2 for bad input."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        _help()
+        show_help(f"torchrun ... -m {PROGRAM} SCRIPT [options] [the script's options]", __doc__)
         return 0 if words else 2
     return reported(PROGRAM, lambda: _launch(words))
 
@@ -89,13 +89,10 @@ def _check_stock(arguments: Sequence[str]) -> None:
         check_resume(known, None)
 
 
-def _help() -> None:
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM,
-        usage=f"torchrun ... -m {PROGRAM} SCRIPT [options] [Megatron's and the script's options]",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def show_help(usage: str, text: str | None) -> None:
+    """Print our options; Megatron's hundreds are its own (0.19.2 fails on ``--help``)."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(usage=usage, description=text, formatter_class=raw)
     add_norm_arguments(parser).print_help()
 
 

@@ -16,14 +16,18 @@ from collections.abc import Sequence
 
 from normplugin.errors import MissingFrameworkError
 from normplugin.megatron_plugin.arguments import split_options
-from normplugin.megatron_plugin.launch import reported, start
+from normplugin.megatron_plugin.launch import reported, show_help, start
 
 PROGRAM = "normplugin.megatron_plugin.pretrain_gpt"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; return 0, or 2 for bad input."""
-    return reported(PROGRAM, lambda: _train(list(sys.argv[1:] if argv is None else argv)))
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in ("-h", "--help"):
+        show_help(f"torchrun ... -m {PROGRAM} [options] [Megatron's options]", __doc__)
+        return 0
+    return reported(PROGRAM, lambda: _train(words))
 
 
 def _train(words: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import subprocess
 import sys
 
@@ -152,3 +153,13 @@ def test_a_command_ends_before_megatron_starts(module, line, message, tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith(f"{module}: error: {message}")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", [ENTRY, LAUNCH])
+def test_help_shows_our_options_without_a_framework(module, capsys):
+    """--help ends well at once."""
+    main = importlib.import_module(module).main
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"-m {module}" in text
+    assert all(f"--{name.replace('_', '-')}" in text for name in arguments.NAMES)

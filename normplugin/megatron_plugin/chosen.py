@@ -2,12 +2,11 @@
 
 Megatron imports a spec by name and before its config exists; the scheme is read when a layer is
 built, once Megatron's own options are known. It is then put into Megatron's arguments, which
-Megatron saves in every checkpoint, and compared with those of the checkpoint that will be loaded.
+Megatron saves in every checkpoint; resume.py compares them when a run is resumed.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +23,7 @@ except ImportError as error:
 from normplugin.errors import SchemeError
 from normplugin.megatron_plugin.arguments import NAMES, scheme_from_args
 from normplugin.megatron_plugin.layers import SchemeLayer
-from normplugin.megatron_plugin.resume import check_resume, saved_arguments
+from normplugin.megatron_plugin.resume import saved_arguments
 from normplugin.placement import NormScheme
 
 _options: dict[str, Any] = {}
@@ -36,24 +35,16 @@ def choose(options: Mapping[str, Any]) -> None:
 
 
 def scheme() -> NormScheme:
-    """Return the scheme of this run, checked against the checkpoint it resumes.
+    """Return the scheme of this run.
 
     Raises:
-        SchemeError: For an illegal mix, for another scheme than the checkpoint's, and if no scheme
-            was chosen.
+        SchemeError: For an illegal mix, and if no scheme was chosen.
     """
     args = get_args()
     vars(args).update(_options)
     if not getattr(args, "norm_scheme", None):
         _adopt_saved(args)
-    return _checked(args.load, scheme_from_args(args))
-
-
-@functools.cache
-def _checked(load: str | None, scheme: NormScheme) -> NormScheme:
-    """Checked once: every layer asks."""
-    check_resume(get_args(), scheme)
-    return scheme
+    return scheme_from_args(args)
 
 
 def _adopt_saved(args: Any) -> None:

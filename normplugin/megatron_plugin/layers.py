@@ -15,6 +15,7 @@ from torch import Tensor
 from normplugin.megatron_plugin.checks import check_config, complete_scheme
 from normplugin.megatron_plugin.norms import MegatronNorm
 from normplugin.megatron_plugin.placing import base_submodules, place
+from normplugin.megatron_plugin.resume import check_run
 from normplugin.megatron_plugin.sites import check_promises
 from normplugin.placement import NormScheme
 
@@ -52,6 +53,7 @@ class SchemeLayer(TransformerLayer):
     ):
         scheme = complete_scheme(scheme if isinstance(scheme, NormScheme) else scheme(), config)
         check_config(config, scheme)
+        check_run(scheme)
         start = base_submodules(config) if submodules is None else submodules
         super().__init__(config, place(start, scheme, config), layer_number, *args, **kwargs)
         self.scheme = scheme

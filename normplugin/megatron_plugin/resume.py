@@ -8,6 +8,8 @@ model without a word.
 from __future__ import annotations
 
 import argparse
+import functools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,24 @@ from normplugin.placement import NormScheme
 
 _TRACKER = "latest_checkpointed_iteration.txt"
 _SPECS = "normplugin.megatron_plugin.specs"
+
+
+@functools.cache
+def check_run(scheme: NormScheme) -> None:
+    """Under Megatron's trainer, compare a layer's scheme with the checkpoint's; once per process.
+
+    Raises:
+        SchemeError: See `check_resume`.
+    """
+    if "megatron.training" not in sys.modules:
+        return
+    from megatron.training import get_args
+
+    try:
+        args = get_args()
+    except AssertionError:  # imported, but no trainer is running
+        return
+    check_resume(args, scheme)
 
 
 def check_resume(args: Any, scheme: NormScheme | None) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
+import types
+
 import pytest
 import torch
 from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec
@@ -14,7 +18,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron_builders import DIMS, build_layer, config, on_cpu, start
 
 from normplugin.errors import SchemeError
-from normplugin.megatron_plugin import linears, placing, specs
+from normplugin.megatron_plugin import linears, placing, resume, specs
 from normplugin.megatron_plugin.layers import SchemeLayer
 from normplugin.megatron_plugin.norms import MegatronNorm
 from normplugin.megatron_plugin.residual import BiasDropoutAdd
@@ -240,3 +244,22 @@ def test_added_operations_are_per_token(name):
     whole = layer.mlp.linear_fc2(hidden)[0]
     halves = torch.cat([layer.mlp.linear_fc2(h)[0] for h in hidden.chunk(2)])
     torch.testing.assert_close(halves, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_another_scheme_is_not_resumed(monkeypatch):
+    """A bare --spec compares itself with the checkpoint too: Megatron would drop the norms."""
+    training = types.ModuleType("megatron.training")
+    training.get_args = lambda: argparse.Namespace(load="folder")
+    monkeypatch.setitem(sys.modules, "megatron.training", training)
+    saved = argparse.Namespace(
+        spec=["normplugin.megatron_plugin.specs", "periln"], normalization="LayerNorm",
+        layernorm_epsilon=1e-5, layernorm_zero_centered_gamma=False, qk_layernorm=False,
+        multi_latent_attention=False,
+    )  # fmt: skip
+    monkeypatch.setattr(resume, "saved_arguments", lambda args: saved)
+    monkeypatch.setattr(resume, "_folder", lambda args: "folder")
+    resume.check_run.cache_clear()
+    with pytest.raises(SchemeError, match="got a checkpoint of scheme 'periln' in folder for sch"):
+        build_layer(resolve_scheme("preln"), config())
+    build_layer(resolve_scheme("periln"), config())
+    resume.check_run.cache_clear()

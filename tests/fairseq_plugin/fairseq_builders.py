@@ -31,7 +31,7 @@ def layer_config(scheme: NormScheme | None = None, dims: Dims = DIMS, **changes)
 
 
 def build_layer(scheme: NormScheme, no_encoder_attn: bool = True, recompute: bool = False, **cfg):
-    """A fp64 decoder layer of ours."""
+    """A fp64 decoder layer of ours; ``cfg`` as `layer_config` takes it."""
     return DecoderLayer(layer_config(scheme, **cfg), scheme, no_encoder_attn, recompute).double()
 
 

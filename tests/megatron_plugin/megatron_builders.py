@@ -13,7 +13,10 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from normplugin.megatron_plugin import specs
+from normplugin.megatron_plugin.sites import layer_sites, parameter_names
 from normplugin.placement import Dims, NormScheme
+from normplugin.reference import ReferenceLayer
+from normplugin.testing import randomize_
 
 DIMS = Dims(n_layers=3, d_model=24, d_ffn=40, n_heads=4)
 
@@ -71,3 +74,39 @@ def build_layer(scheme: NormScheme, cfg: TransformerConfig, layer_number: int = 
     """A layer as Megatron's block builds it from a spec."""
     spec = specs.scheme_spec(scheme) if spec is None else spec
     return build_module(spec, config=cfg, layer_number=layer_number)
+
+
+def pair(scheme, cfg, layer_number: int = 1):
+    """Our layer and the reference with the same random weights; Megatron names -> reference."""
+    layer = build_layer(scheme, cfg, layer_number)
+    randomize_(layer)
+    scheme = layer.scheme
+    reference = ReferenceLayer(scheme, DIMS, cfg.activation_func).double()
+    names = {}
+    for site in layer_sites(layer):
+        for name in parameter_names(site, scheme, layer):
+            suffix = f".{name.rpartition('.')[2]}" if site.is_norm else ""
+            names[name] = f"{site}{suffix}"
+    linears = {"self_attention.linear_proj": "attention.out"}
+    linears |= {"mlp.linear_fc1": "ffn.fc1", "mlp.linear_fc2": "ffn.fc2"}
+    for theirs, ours in linears.items():
+        names |= {f"{theirs}.{p}": f"{ours}.{p}" for p in ("weight", "bias")}
+    state = {names[n]: p for n, p in layer.named_parameters() if n in names}
+    state |= split_qkv(dict(layer.named_parameters()))
+    if not cfg.add_bias_linear:
+        zeros = {n: torch.zeros_like(p) for n, p in reference.named_parameters()}
+        state = {n: state.get(n, zeros[n]) for n in zeros}
+    reference.load_state_dict(state, strict=True)
+    return layer, reference, names
+
+
+def split_qkv(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Megatron's interleaved query, key and value rows as the reference's three linears."""
+    found = {}
+    for name in ("weight", "bias"):
+        mixed = parameters.get(f"self_attention.linear_qkv.{name}")
+        if mixed is not None:
+            rows = mixed.detach().unflatten(0, (DIMS.n_heads, 3, DIMS.head_dim))
+            for i, key in enumerate("qkv"):
+                found[f"attention.{key}.{name}"] = rows[:, i].flatten(0, 1)
+    return found

@@ -35,14 +35,14 @@ def on_cpu() -> torch.device:
 
 
 def start(rank: int = 0, world: int = 1, file: str | None = None, **sizes: int) -> None:
-    """Start Megatron's process groups over gloo, once per process."""
+    """Start Megatron's process groups over gloo, once per process: each keeps threads."""
     if not torch.distributed.is_initialized():
         file = file or os.path.join(tempfile.mkdtemp(), "store")
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{file}", rank=rank, world_size=world
         )
-    parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(**sizes)
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(**sizes)
     tp_random._CUDA_RNG_STATE_TRACKER = _NoRandomState()
     tp_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
 

@@ -58,7 +58,7 @@ def saved_per_token(variant: Variant, dims: Dims) -> tuple[float, float]:
 
     def kept(batch: int) -> float:
         x, mask = layer_input(dims, length, batch)
-        size = saved_bytes(lambda: layer(x, self_attn_mask=mask)[0], layer)
+        size = saved_bytes(lambda: layer(x, self_attn_mask=mask)[0])
         return size / ITEMSIZE / dims.d_model
 
     return per_token(kept, length)

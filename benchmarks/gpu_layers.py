@@ -33,7 +33,7 @@ class Contest:
 
     def add(self, name: str, module: nn.Module, forward: Forward, x: Tensor, wait) -> None:
         """Count what one forward keeps, and make its runner."""
-        kept = saved_bytes(lambda: forward(x), module)
+        kept = saved_bytes(lambda: forward(x))
         self.saved[name] = kept / x.element_size() / x.numel()
         self.runners[name] = forward_backward(module, forward, x, wait)
 

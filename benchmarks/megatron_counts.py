@@ -70,7 +70,7 @@ def count(name: str, dims: Dims, layout: Layout) -> Counts:
         x, hidden = layer_input(dims, LENGTH, batch)
         x = x.detach()[: LENGTH // share].requires_grad_()
         forward = forward_of(layer, hidden)
-        return saved_bytes(lambda: forward(x), layer) / ITEMSIZE / dims.d_model
+        return saved_bytes(lambda: forward(x)) / ITEMSIZE / dims.d_model
 
     saved, constant = per_token(kept, LENGTH)
     size = sum(p.numel() for p in layer.parameters())

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 def randomize_(module: nn.Module, seed: int = 0) -> None:
@@ -37,20 +42,41 @@ def gradients(
     return dict(zip(sources, found, strict=True))
 
 
-def saved_bytes(function: Callable[[], Tensor], module: nn.Module) -> int:
-    """Return the bytes autograd keeps for the backward of ``function``, parameters left out.
+def saved_bytes(function: Callable[[], Tensor]) -> int:
+    """Return the bytes that outlive ``function`` for its backward pass, its output left out.
 
-    Storages are counted once however often they are saved.
+    Counted is what exists afterwards and did not before: neither parameters nor inputs. The function
+    runs twice: what its first call caches is not for the backward pass.
     """
-    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    kept: dict[int, tuple[int, Tensor]] = {}
+    function()
+    with _Allocations() as allocations:
+        output = function()
+    gc.collect()
+    if torch.distributed.is_initialized():
+        time.sleep(0.05)  # a group's threads let go of their tensors a moment after a collective
+    own = StorageWeakRef(output.untyped_storage())
+    return sum(
+        size
+        for storage, size in allocations.sizes.items()
+        if storage != own and not storage.expired()
+    )
 
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)  # kept alive: no address reuse
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        function()
-    return sum(size for size, _ in kept.values())
+class _Allocations(TorchDispatchMode):
+    """The sizes of the storages that torch's operators make; 0 for those that they were given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self._meet((args, kwargs), made=False)
+        out = func(*args, **(kwargs or {}))
+        self._meet(out, made=True)
+        return out
+
+    def _meet(self, tree, made: bool) -> None:
+        for tensor in tree_leaves(tree):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.sizes.setdefault(StorageWeakRef(storage), storage.nbytes() if made else 0)

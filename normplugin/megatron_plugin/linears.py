@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from normplugin.gains import scale_heads
 from normplugin.megatron_plugin.norms import ShardedNorm
+from normplugin.rebuild import rebuild_input
 
 if TYPE_CHECKING:  # the mixins stand in front of whatever linear class a spec names
     from megatron.core.tensor_parallel.layers import RowParallelLinear as _Linear
@@ -52,6 +53,8 @@ class HeadScaleMixin(_Sharded):
 
         y = concat(g_1 h_1, ..., g_n h_n) W_O
 
+    The scaled heads are not kept for the backward pass; h is.
+
     Source: Shleifer et al. 2021, arXiv:2110.09456.
     State:  head_scale (n_heads / TP,), sharded over TP with the heads.
     """
@@ -65,15 +68,18 @@ class HeadScaleMixin(_Sharded):
         self.head_scale = nn.Parameter(torch.ones(heads, dtype=config.params_dtype))
         set_tensor_model_parallel_attributes(self.head_scale, True, 0, 1)
 
-    def forward(self, x: Tensor, *args, **kwargs):
+    def forward(self, x: Tensor):
         """Scale the heads, project."""
-        return super().forward(scale_heads(x, self.head_scale), *args, **kwargs)
+        rebuild = functools.partial(scale_heads, x.detach(), self.head_scale)
+        return rebuild_input(super().forward, scale_heads(x, self.head_scale), rebuild)
 
 
 class HiddenNormMixin(_Sharded):
     """linear_fc2 with a norm over the full FFN width in front of it.
 
         y = W_2 N(act(W_1 x + b_1))
+
+    The normed activation is not kept for the backward pass; what it is made of is.
 
     Source: Shleifer et al. 2021, arXiv:2110.09456.
     State:  hidden_norm.weight, hidden_norm.bias (d_ffn / TP,), sharded over TP.
@@ -86,9 +92,9 @@ class HiddenNormMixin(_Sharded):
         self.group = _group(self, tp_group)
         self.hidden_norm = ShardedNorm(config, input_size, self.group)
 
-    def forward(self, x: Tensor, *args, **kwargs):
+    def forward(self, x: Tensor):
         """Normalise over all ranks, project."""
-        return super().forward(self.hidden_norm(x), *args, **kwargs)
+        return rebuild_input(super().forward, *self.hidden_norm.rebuildable(x))
 
 
 class FullQKNormMixin(_Sharded):

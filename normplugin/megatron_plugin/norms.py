@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -86,11 +89,18 @@ class ShardedNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axis over all ranks."""
+        return self.rebuildable(x)[0]
+
+    def rebuildable(self, x: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Return N(x), and a function that computes it again, without a collective."""
+        x_kept = x.detach()
         if self.group.size() == 1:
-            return super().forward(x)
-        return _ShardedNormFunction.apply(
-            x, self.gain, self.bias, self.spec.eps, self.width, self.group
+            return super().forward(x), functools.partial(super().forward, x_kept)
+        gain, bias = self.gain, self.bias
+        y, mean, rstd = _ShardedNormFunction.apply(
+            x, gain, bias, self.spec.eps, self.width, self.group
         )
+        return y, functools.partial(_affine, x_kept, mean, rstd, gain.detach(), bias)
 
 
 class _ShardedNormFunction(torch.autograd.Function):
@@ -100,14 +110,14 @@ class _ShardedNormFunction(torch.autograd.Function):
     def forward(ctx, x, gain, bias, eps, width, group):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean, rstd = (_mean_rstd if bias is not None else _zero_rstd)(wide, eps, width, group)
-        y = (wide - mean).mul_(rstd).mul_(gain)
         ctx.save_for_backward(x, gain, bias, mean, rstd)
+        ctx.mark_non_differentiable(mean, rstd)
         ctx.width, ctx.group = width, group
-        return (y if bias is None else y.add_(bias)).to(x.dtype)
+        return _affine(x, mean, rstd, gain, bias), mean, rstd
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy):
+    def backward(ctx, dy, _dmean, _drstd):
         x, gain, bias, mean, rstd = ctx.saved_tensors
         dy_wide = dy.to(rstd.dtype)
         x_hat = (x.to(rstd.dtype) - mean).mul_(rstd)
@@ -121,6 +131,11 @@ class _ShardedNormFunction(torch.autograd.Function):
             return dx.mul_(rstd).to(x.dtype), dgain, None, None, None, None
         dbias = dy_wide.flatten(0, -2).sum(0).to(bias.dtype)
         return dx.sub_(rows[1]).mul_(rstd).to(x.dtype), dgain, dbias, None, None, None
+
+
+def _affine(x: Tensor, mean: Tensor, rstd: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
+    y = (x.to(rstd.dtype) - mean).mul_(rstd).mul_(gain)
+    return (y if bias is None else y.add_(bias)).to(x.dtype)
 
 
 def _mean_rstd(x: Tensor, eps: float, width: int, group) -> tuple[Tensor, Tensor]:

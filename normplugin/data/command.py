@@ -8,6 +8,12 @@ With no INPUT the text is the running Python's standard library (about 11 MB): o
 file, and white space is kept. With INPUT one document is one line, and sentencepiece's default
 normalisation applies. Every document ends with eos. The options say how to change each of these.
 
+Instead of INPUT, for fairseq alone:
+
+    --source train.de --target train.en      pairs, for the task translation; one joint vocabulary
+    --labelled train.tsv --tokenizer DIR     lines of label<TAB>text, for sentence_prediction, in
+                                             the vocabulary that DIR was prepared with
+
 DIR is written completely or not at all. The same command again finds the result and ends well.
 """
 
@@ -16,8 +22,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-from normplugin.data import frameworks
+from normplugin.data import frameworks, inputs
 from normplugin.data.settings import (
     DOCUMENTS,
     ERRORS,
@@ -43,17 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quiet", action="store_true", help="no progress bar and no summary")
     names = "fairseq, megatron or fairseq,megatron (default: those installed)"
     add("--frameworks", metavar="NAMES", help=names)
+    inputs.add_arguments(parser)
     _add_document_arguments(parser.add_argument_group("documents"))
     # No defaults in these groups: what was given must be told from what was not, see _tokenizer.
     group = parser.add_argument_group("tokenizer")
-    group.add_argument("--tokenizer", type=Path, metavar="MODEL", help="take this .model file")
+    given = "take this .model file, or that of a prepared folder"
+    group.add_argument("--tokenizer", type=Path, metavar="MODEL", help=given)
     _add_model_arguments(group)
     _add_training_arguments(group)
 
 
 def _add_document_arguments(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--valid", nargs="+", type=Path, default=[], metavar="FILE", help="validation text")
+    add("--valid", nargs="+", type=Path, default=[], metavar="FILE", help="validation files")
     share = "share of the documents for validation, without --valid (default: 0.05)"
     add("--valid-fraction", type=float, default=0.05, metavar="F", help=share)
     kinds = "what one document is (default: line; without INPUT: file)"
@@ -104,27 +113,32 @@ def run(args: argparse.Namespace) -> int:
 
 def settings_of(args: argparse.Namespace) -> PrepareSettings:
     """Return the settings the arguments ask for; raise `DataError` for a clash."""
-    named = args.frameworks.split(",") if args.frameworks else None
+    files = inputs.named(args)
     return PrepareSettings(
         out=args.out,
-        inputs=tuple(args.inputs),
-        valid=tuple(args.valid),
+        **files,
         valid_fraction=args.valid_fraction,
-        document=args.document or ("line" if args.inputs else "file"),
+        document=args.document or ("line" if files["inputs"] else "file"),
         errors=args.errors,
-        tokenizer=_tokenizer(args),
-        frameworks=frameworks.installed() if named is None else tuple(sorted(set(named))),
+        tokenizer=_tokenizer(args, {} if files["inputs"] else _DEFAULT_CORPUS),
+        frameworks=_frameworks(args.frameworks, files["kind"]),
         max_unk_rate=args.max_unk_rate,
         overwrite=args.overwrite,
         quiet=args.quiet,
     )
 
 
-def _tokenizer(args: argparse.Namespace) -> TokenizerSettings | Path:
+def _frameworks(names: str | None, kind: str) -> tuple[str, ...]:
+    if names:
+        return tuple(sorted(set(names.split(","))))
+    return frameworks.installed() if kind == "text" else ("fairseq",)
+
+
+def _tokenizer(args: argparse.Namespace, default: dict[str, Any]) -> TokenizerSettings | Path:
     names = [field.name for field in dataclasses.fields(TokenizerSettings)]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.tokenizer is None:
-        return TokenizerSettings(**{**({} if args.inputs else _DEFAULT_CORPUS), **given})
+        return TokenizerSettings(**{**default, **given})
     if given:
         name, value = next(iter(given.items()))
         raise DataError(

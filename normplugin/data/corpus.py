@@ -13,7 +13,7 @@ is counted for some document, so the counts of a split add up to the size of its
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,23 +31,31 @@ class Source:
     path: Path
     split: str | None
 
+    def lines(self, errors: str) -> Iterator[tuple[str, int]]:
+        """Yield (text without its line end, raw bytes) of each line."""
+        return _cut_lines(_lines(self.path, errors))
+
 
 @dataclass  # not frozen: there are millions, and frozen ones take twice as long to make
 class Document:
-    """Text to encode, and the raw bytes it and its separators take in the file."""
+    """Text to encode, and the raw bytes it and its separators take in the file.
+
+    ``dataset`` is where it goes: the path of the dataset in the framework's folder, without suffix.
+    """
 
     split: str
+    dataset: str
     text: str
     raw_bytes: int
 
 
-def require_documents(documents: Mapping[str, int]) -> None:
-    """Raise `DataError` unless each split has a document that is not blank."""
+def require_documents(splits: Collection[str]) -> None:
+    """Raise `DataError` unless each split is among those that have a document."""
     for split in SPLITS:
-        if not documents.get(split):
+        if split not in splits:
             raise DataError(
                 f"{split} split: got 0 documents; each split needs at least 1 that is not blank. "
-                "Add text, give --valid FILE, or cut it finer with --document line."
+                "Add text, give validation files, or cut text finer with --document line."
             )
 
 
@@ -80,17 +88,35 @@ class Corpus:
     valid_fraction: float
     errors: str = "strict"
 
+    @property
+    def datasets(self) -> dict[str, str]:
+        """Dataset -> split, of all datasets that documents go to."""
+        return {split: split for split in SPLITS}
+
+    @property
+    def dictionaries(self) -> tuple[str, ...]:
+        """Paths of fairseq's dictionary in its folder; fairseq wants it more than once."""
+        return ("dict.txt",)
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What a record says about the text beside the fingerprint."""
+        return {}
+
     def documents(self) -> Iterator[Document]:
         """Yield every document, in order, the blank ones included."""
-        stride = round(1.0 / self.valid_fraction)
         position = 0
         for source in self.sources:
             for text, raw_bytes in _CUT[self.document](_lines(source.path, self.errors)):
-                split = source.split
-                if split is None:
-                    split = "valid" if position % stride == 0 else "train"
+                split = self.split(source, position)
                 position += bool(text.strip())
-                yield Document(split, text, raw_bytes)
+                yield Document(split, split, text, raw_bytes)
+
+    def split(self, source: Source, position: int) -> str:
+        """Return the split of the document at a position, counted without blank ones."""
+        if source.split is not None:
+            return source.split
+        return "train" if position % round(1.0 / self.valid_fraction) else "valid"
 
     def fingerprint(self) -> Fingerprint:
         """Read every file once and return what identifies the corpus."""
@@ -113,14 +139,25 @@ def text_corpus(
     errors: str,
 ) -> Corpus:
     """Return the corpus of the user's files; raise `DataError` for one that cannot be read."""
-    sources = [_source(path, "train" if valid else None) for path in inputs]
-    sources += [_source(path, "valid") for path in valid]
-    name = ", ".join(source.name for source in sources)
-    return Corpus(name, tuple(sources), document, valid_fraction, errors)
+    files = sources("INPUT", inputs, "--valid", valid)
+    return Corpus(names(files), files, document, valid_fraction, errors)
 
 
-def _source(path: Path, split: str | None) -> Source:
-    what = "--valid" if split == "valid" else "INPUT"
+def sources(
+    what: str, inputs: tuple[Path, ...], what_valid: str, valid: tuple[Path, ...]
+) -> tuple[Source, ...]:
+    """Return the files of two options; raise `DataError` for one that cannot be read."""
+    split = "train" if valid else None
+    found = [_source(what, path, split) for path in inputs]
+    return (*found, *(_source(what_valid, path, "valid") for path in valid))
+
+
+def names(files: tuple[Source, ...]) -> str:
+    """Return the names of files, as a record has them."""
+    return ", ".join(source.name for source in files)
+
+
+def _source(what: str, path: Path, split: str | None) -> Source:
     if not path.exists():
         raise DataError(f"{what}: got {path}; there is no such file. Check the path.")
     if not path.is_file():

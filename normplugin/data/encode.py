@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from normplugin.data.corpus import SPLITS, Document
+from normplugin.data.corpus import Document
 from normplugin.data.tokenizer import Tokenizer
 from normplugin.data.vocabulary import Vocabulary
 
@@ -24,7 +24,7 @@ BATCH_DOCUMENTS = 8192
 
 @dataclass
 class SplitCounts:
-    """What one split holds.
+    """What one dataset holds: a split of a text, or of one column of pairs or labelled text.
 
     Attributes:
         documents: Documents in the data; each has one eos.
@@ -53,7 +53,7 @@ class SplitCounts:
 
 
 class Writer(Protocol):
-    """One split in one framework's format."""
+    """One dataset in one framework's format."""
 
     def add(self, ids: np.ndarray, lengths: np.ndarray) -> None:
         """Append documents: their sentencepiece ids end to end, and how many each has."""
@@ -64,7 +64,7 @@ class Writer(Protocol):
 
 @dataclass
 class Encoded:
-    """Counts per split, and how often each sentencepiece id occurs in the training split."""
+    """Counts per dataset, and how often each sentencepiece id occurs in the training split."""
 
     splits: dict[str, SplitCounts]
     id_counts: np.ndarray = field(repr=False)
@@ -77,21 +77,21 @@ def encode(
     writers: Mapping[str, Sequence[Writer]],
     progress: Callable[[int], object] = lambda _: None,
 ) -> Encoded:
-    """Encode all documents into the writers of their split and close them.
+    """Encode all documents into the writers of their dataset and close them.
 
     ``progress`` is called with the raw bytes of every batch.
     """
-    result = Encoded({split: SplitCounts() for split in SPLITS}, np.zeros(vocabulary.pieces, int))
+    result = Encoded({name: SplitCounts() for name in writers}, np.zeros(vocabulary.pieces, int))
     for batch in batches(documents):
-        for split in SPLITS:
-            part = [document for document in batch if document.split == split]
-            ids, lengths = _encode_batch(part, tokenizer, vocabulary, result.splits[split])
-            if split == "train":
+        for name in writers:
+            part = [document for document in batch if document.dataset == name]
+            ids, lengths = _encode_batch(part, tokenizer, vocabulary, result.splits[name])
+            if part and part[0].split == "train":
                 result.id_counts += np.bincount(ids, minlength=vocabulary.pieces)
-            for writer in writers[split] if len(lengths) else ():
+            for writer in writers[name] if len(lengths) else ():
                 writer.add(ids, lengths)
         progress(sum(document.raw_bytes for document in batch))
-    for writer in (writer for split in SPLITS for writer in writers[split]):
+    for writer in (writer for name in writers for writer in writers[name]):
         writer.close()
     return result
 

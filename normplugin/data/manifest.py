@@ -27,7 +27,8 @@ class Manifest:
     Attributes:
         format: Version of this record.
         versions: normplugin's and sentencepiece's.
-        corpus: Name, files, bytes and SHA-256 of the text.
+        corpus: Name, files, bytes and SHA-256 of the text; pairs kept and skipped, by reason;
+            lines per class by class number, or the range of the scores.
         settings: See `settings.PrepareSettings.record`; a given tokenizer with its SHA-256.
         documents: The policy in words: how documents begin and end.
         tokenizer: ``pieces``, and the lines used and skipped in its training (null if given).
@@ -35,7 +36,7 @@ class Manifest:
             (Megatron's), ``specials`` (Megatron id -> fairseq id), ``mask_piece``.
         vocabulary: ``fairseq_rows``, ``megatron_padded`` (its default divisor, no tensor
             parallelism).
-        splits: Counts per split.
+        splits: Counts per dataset: ``train``, or ``train.de-en.de``, or ``input0/train``, ...
         files: Path inside the folder -> SHA-256.
     """
 
@@ -80,15 +81,26 @@ def load(folder: Path | str) -> Manifest:
 def verify(folder: Path | str) -> Manifest:
     """Return the record after checking every file's SHA-256; raise `DataError` on a difference."""
     manifest = load(folder)
-    for name, digest in manifest.files.items():
-        path = Path(folder) / name
+    _verify(Path(folder), manifest.files)
+    return manifest
+
+
+def tokenizer_of(folder: Path) -> Path:
+    """Return the model of a prepared folder, after checking it and fairseq's dictionaries."""
+    files = load(folder).files
+    _verify(folder, {name: files[name] for name in files if name.endswith((".model", ".txt"))})
+    return folder / "spm.model"
+
+
+def _verify(folder: Path, files: Mapping[str, str]) -> None:
+    for name, digest in files.items():
+        path = folder / name
         found = sha256(path) if path.is_file() else "no file"
         if found != digest:
             raise DataError(
                 f"prepared data: got {found[:12]} for {path}; the manifest says {digest[:12]}. "
                 "Prepare the data again with --overwrite."
             )
-    return manifest
 
 
 def hashes(folder: Path) -> dict[str, str]:

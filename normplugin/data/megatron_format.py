@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from normplugin.data.corpus import Corpus
 from normplugin.data.frameworks import imported
 from normplugin.data.vocabulary import Vocabulary
 
@@ -37,5 +38,5 @@ class MegatronWriter:
         self._builder.finalize(self._index)
 
 
-def finish(folder: Path, vocabulary: Vocabulary, id_counts: np.ndarray) -> None:
+def finish(folder: Path, ids: Vocabulary, id_counts: np.ndarray, corpus: Corpus) -> None:
     """Write nothing more: Megatron reads the sentencepiece model itself."""

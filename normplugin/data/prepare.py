@@ -21,18 +21,20 @@ from normplugin.data import (
     tokenizer,
     vocabulary,
 )
-from normplugin.data.corpus import SPLITS, Corpus, require_documents, text_corpus
+from normplugin.data.corpus import Corpus, require_documents, text_corpus
 from normplugin.data.default_corpus import default_corpus
 from normplugin.data.encode import Encoded, Writer, encode
+from normplugin.data.labelled import labelled_corpus
 from normplugin.data.manifest import Manifest
+from normplugin.data.parallel import parallel_corpus
 from normplugin.data.record import Identity
 from normplugin.data.settings import PrepareSettings, TokenizerSettings
 from normplugin.data.tokenizer import Tokenizer
 from normplugin.data.vocabulary import Vocabulary
 from normplugin.errors import DataError
 
-_Finish = Callable[[Path, Vocabulary, np.ndarray], None]
-# Framework -> what opens the files of one split, and what completes the folder.
+_Finish = Callable[[Path, Vocabulary, np.ndarray, Corpus], None]
+# Framework -> what opens the files of one dataset, and what completes the folder.
 _FORMATS: Mapping[str, tuple[Callable[[Path, str, Vocabulary], Writer], _Finish]] = {
     "fairseq": (fairseq_format.FairseqWriter, fairseq_format.finish),
     "megatron": (megatron_format.MegatronWriter, megatron_format.finish),
@@ -58,8 +60,8 @@ def prepare(settings: PrepareSettings) -> Outcome:
     frameworks.require(settings.frameworks)
     earlier = output.earlier_result(settings.out)
     corpus = _corpus(settings)
-    given = tokenizer.load(settings.tokenizer) if isinstance(settings.tokenizer, Path) else None
-    run = record.identity(settings, given, corpus.fingerprint())
+    given = _given(settings.tokenizer)
+    run = record.identity(settings, given, corpus)
     if earlier is not None and _keep(settings, earlier, run):
         return Outcome(earlier, True, {})
     with output.staged(settings.out) as folder:
@@ -78,13 +80,13 @@ def _write(
     trained = time.perf_counter()
     (folder / "spm.model").write_bytes(used.model)
     ids = vocabulary.build(used.processor)
-    writers = _writers(settings.frameworks, folder, ids)
+    writers = _writers(settings.frameworks, folder, ids, corpus)
     imported = time.perf_counter()
     encoded = _encode(settings, corpus, used, ids, writers)
     for name in settings.frameworks:
-        _FORMATS[name][1](folder / name, ids, encoded.id_counts)
+        _FORMATS[name][1](folder / name, ids, encoded.id_counts, corpus)
     written = time.perf_counter()
-    _check(settings, run, encoded)
+    _check(settings, run, encoded, corpus)
     result = record.build(run, used, ids, encoded, manifest.hashes(folder))
     result.write(folder)
     return Outcome(result, False, {"tokenizer": trained - started, "encoding": written - imported})
@@ -97,11 +99,20 @@ def _train(settings: PrepareSettings, corpus: Corpus) -> Tokenizer:
     return tokenizer.train(corpus, settings.tokenizer)
 
 
-def _writers(names: Sequence[str], folder: Path, ids: Vocabulary) -> dict[str, list[Writer]]:
+def _given(chosen: TokenizerSettings | Path) -> Tokenizer | None:
+    if isinstance(chosen, TokenizerSettings):
+        return None
+    return tokenizer.load(manifest.tokenizer_of(chosen) if chosen.is_dir() else chosen)
+
+
+def _writers(
+    names: Sequence[str], folder: Path, ids: Vocabulary, corpus: Corpus
+) -> dict[str, list[Writer]]:
     for name in names:
         (folder / name).mkdir()
     return {
-        split: [_FORMATS[name][0](folder / name, split, ids) for name in names] for split in SPLITS
+        dataset: [_FORMATS[name][0](folder / name, dataset, ids) for name in names]
+        for dataset in corpus.datasets
     }
 
 
@@ -120,15 +131,16 @@ def _encode(
 
 
 def _corpus(settings: PrepareSettings) -> Corpus:
-    if not settings.inputs:
+    inputs, valid = settings.inputs, settings.valid
+    how = settings.valid_fraction, settings.errors
+    if settings.kind == "pairs":
+        sides = (inputs, settings.targets), (valid, settings.valid_targets)
+        return parallel_corpus(*sides, settings.languages, *how)
+    if settings.kind in ("classes", "scores"):
+        return labelled_corpus(inputs, valid, *how, regression=settings.kind == "scores")
+    if not inputs:
         return default_corpus(settings.document)
-    return text_corpus(
-        settings.inputs,
-        settings.valid,
-        settings.document,
-        settings.valid_fraction,
-        settings.errors,
-    )
+    return text_corpus(inputs, valid, settings.document, *how)
 
 
 def _keep(settings: PrepareSettings, earlier: Manifest, run: Identity) -> bool:
@@ -148,18 +160,19 @@ def _keep(settings: PrepareSettings, earlier: Manifest, run: Identity) -> bool:
     return not differing
 
 
-def _check(settings: PrepareSettings, run: Identity, encoded: Encoded) -> None:
-    require_documents({split: counts.documents for split, counts in encoded.splits.items()})
+def _check(settings: PrepareSettings, run: Identity, encoded: Encoded, corpus: Corpus) -> None:
+    found = [name for name, counts in encoded.splits.items() if counts.documents]
+    require_documents({corpus.datasets[name] for name in found})
     read = sum(counts.bytes for counts in encoded.splits.values())
     if read != run.corpus["bytes"]:
         raise DataError(
             f"text: got {read} bytes; {run.corpus['bytes']} at the start, so a file changed on "
             "the way. Prepare it again when nothing writes to it."
         )
-    for split, counts in encoded.splits.items():
+    for name, counts in encoded.splits.items():
         if counts.unk_rate > settings.max_unk_rate:
             raise DataError(
-                f"unknown tokens: got {counts.unk_rate:.2%} of the {split} split; legal is at "
+                f"unknown tokens: got {counts.unk_rate:.2%} of the {name} split; legal is at "
                 f"most {settings.max_unk_rate:.2%} (--max-unk-rate). Train the tokenizer with "
                 "--byte-fallback or a higher --character-coverage."
             )

@@ -8,7 +8,7 @@ import importlib.metadata
 
 import normplugin
 from normplugin.data import manifest, vocabulary
-from normplugin.data.corpus import Fingerprint
+from normplugin.data.corpus import Corpus
 from normplugin.data.encode import Encoded
 from normplugin.data.manifest import Manifest
 from normplugin.data.settings import PrepareSettings
@@ -28,14 +28,13 @@ class Identity:
 
     def differences(self, earlier: Manifest) -> list[str]:
         """Return the names of what an earlier result was prepared with otherwise."""
-        names = [key for key, value in self.settings.items() if earlier.settings.get(key) != value]
+        keys = sorted({*self.settings, *earlier.settings})
+        names = [key for key in keys if earlier.settings.get(key) != self.settings.get(key)]
         names += ["text"] if earlier.corpus != self.corpus else []
         return names + (["versions"] if earlier.versions != self.versions else [])
 
 
-def identity(
-    settings: PrepareSettings, given: Tokenizer | None, fingerprint: Fingerprint
-) -> Identity:
+def identity(settings: PrepareSettings, given: Tokenizer | None, corpus: Corpus) -> Identity:
     """Return the identity of a run; a given tokenizer counts by its bytes."""
     chosen = settings.record()
     if given is not None:
@@ -44,7 +43,8 @@ def identity(
         "normplugin": normplugin.__version__,
         "sentencepiece": importlib.metadata.version("sentencepiece"),
     }
-    return Identity(chosen, dataclasses.asdict(fingerprint), versions)
+    text = {**dataclasses.asdict(corpus.fingerprint()), **corpus.facts}
+    return Identity(chosen, text, versions)
 
 
 def build(

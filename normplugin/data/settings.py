@@ -9,6 +9,7 @@ from pathlib import Path
 from normplugin.errors import DataError, unknown_value
 
 FRAMEWORKS = ("fairseq", "megatron")
+KINDS = ("text", "pairs", "classes", "scores")
 DOCUMENTS = ("line", "blank-line", "file")
 MODEL_TYPES = ("unigram", "bpe")
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
@@ -59,8 +60,13 @@ class PrepareSettings:
 
     Attributes:
         out: Folder to write.
-        inputs: Text files; empty for the default corpus.
-        valid: Validation text files; empty to split the inputs.
+        kind: One of `KINDS`: running text, translation pairs, or text labelled with a class or
+            with a number.
+        inputs: Text files, source files of pairs, or labelled lines; empty for the default corpus.
+        valid: The same for validation; empty to split the inputs.
+        targets: Target files of pairs.
+        valid_targets: The same for validation.
+        languages: Names of the source and the target language of pairs.
         valid_fraction: Share of the documents that is validation, when ``valid`` is empty.
         document: One of `DOCUMENTS`.
         errors: One of `ERRORS`: what undecodable bytes do.
@@ -72,8 +78,12 @@ class PrepareSettings:
     """
 
     out: Path
+    kind: str = "text"
     inputs: tuple[Path, ...] = ()
     valid: tuple[Path, ...] = ()
+    targets: tuple[Path, ...] = ()
+    valid_targets: tuple[Path, ...] = ()
+    languages: tuple[str, str] = ("src", "tgt")
     valid_fraction: float = 0.05
     document: str = "line"
     errors: str = "strict"
@@ -90,7 +100,7 @@ class PrepareSettings:
         _choice("document", self.document, DOCUMENTS)
         _choice("errors", self.errors, ERRORS)
         for name in self.frameworks or ("",):
-            _choice("frameworks", name, FRAMEWORKS)
+            _choice("frameworks", name, FRAMEWORKS if self.kind == "text" else FRAMEWORKS[:1])
         if self.valid and not self.inputs:
             raise DataError(
                 f"--valid: got {self.valid[0]} without INPUT; the default corpus has its own "
@@ -103,7 +113,11 @@ class PrepareSettings:
         tokenizer: object = "given"
         if isinstance(self.tokenizer, TokenizerSettings):
             tokenizer = dataclasses.asdict(self.tokenizer)
+        kind: dict[str, object] = {} if self.kind == "text" else {"kind": self.kind}
+        if self.kind == "pairs":
+            kind["languages"] = list(self.languages)
         return {
+            **kind,
             "document": self.document,
             "errors": self.errors,
             "frameworks": sorted(self.frameworks),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from normplugin.data.encode import SplitCounts
 from normplugin.data.manifest import Manifest
 from normplugin.data.prepare import Outcome
+
+_SHOWN = 20  # classes
 
 
 def text(outcome: Outcome, out: Path) -> str:
@@ -19,7 +22,8 @@ def text(outcome: Outcome, out: Path) -> str:
     lines += ["", "files:", *(f"  {name}" for name in (*record.files, "manifest.json"))]
     folder = out.resolve()
     if (folder / "fairseq").is_dir():
-        lines += ["", "fairseq:", *_fairseq(folder)]
+        data = f"  fairseq-train {shlex.quote(str(folder / 'fairseq'))} --task"
+        lines += ["", "fairseq:", *(f"{data} {task} ..." for task in _tasks(record))]
     if (folder / "megatron").is_dir():
         lines += ["", "Megatron:", *_megatron(folder)]
     return "\n".join(lines)
@@ -30,18 +34,34 @@ def _corpus(record: Manifest) -> list[str]:
     return [
         f"text: {corpus['name']} ({corpus['files']} files, {corpus['bytes']:,} bytes)",
         f"one document is one {document}; {record.documents}",
+        *_facts(corpus),
     ]
 
 
+def _facts(corpus: Mapping[str, object]) -> list[str]:
+    """Return what is particular to pairs and to labelled lines."""
+    skipped, classes, scores = (corpus.get(key) for key in ("skipped", "classes", "scores"))
+    if isinstance(skipped, dict):
+        reasons = "".join(f", {count:,} left out for {why}" for why, count in skipped.items())
+        return [f"pairs: {corpus['pairs']:,}{reasons}"]
+    if isinstance(classes, list):
+        rows = [f"{i} {row['label']} ({row['train']:,})" for i, row in enumerate(classes)]
+        more = ", ..." if len(rows) > _SHOWN else ""
+        return [f"classes (training lines): {', '.join(rows[:_SHOWN])}{more}"]
+    return [f"labels: {scores['min']:g} to {scores['max']:g}"] if isinstance(scores, dict) else []
+
+
 def _counts(record: Manifest) -> list[str]:
-    head = f"  {'split':<6}{'documents':>11}{'tokens':>13}{'words':>12}{'bytes':>14}{'unknown':>10}"
-    return [head, *(_row(split, counts) for split, counts in sorted(record.splits.items()))]
+    width = max(map(len, record.splits)) + 1
+    head = f"{'documents':>11}{'tokens':>13}{'words':>12}{'bytes':>14}{'unknown':>10}"
+    rows = [(f"  {name:<{width}}", counts) for name, counts in sorted(record.splits.items())]
+    return [f"  {'split':<{width}}{head}", *(_row(name, counts) for name, counts in rows)]
 
 
-def _row(split: str, counts: SplitCounts) -> str:
+def _row(name: str, counts: SplitCounts) -> str:
     blank = f"  ({counts.blank_documents:,} blank left out)" if counts.blank_documents else ""
     return (
-        f"  {split:<6}{counts.documents:>11,}{counts.tokens:>13,}{counts.words:>12,}"
+        f"{name}{counts.documents:>11,}{counts.tokens:>13,}{counts.words:>12,}"
         f"{counts.bytes:>14,}{counts.unk_rate:>10.3%}{blank}"
     )
 
@@ -74,12 +94,21 @@ def _training(record: Manifest) -> list[str]:
     return found
 
 
-def _fairseq(folder: Path) -> list[str]:
-    data = shlex.quote(str(folder / "fairseq"))
-    return [
-        f"  fairseq-train {data} --task language_modeling --tokens-per-sample 512 ...",
-        f"  fairseq-train {data} --task masked_lm --tokens-per-sample 512 ...",
-    ]
+def _tasks(record: Manifest) -> list[str]:
+    """Return fairseq's tasks for the data, with the options they need."""
+    kind, languages = record.settings.get("kind"), record.settings.get("languages")
+    if isinstance(languages, list):
+        source, target = languages
+        return [f"translation --source-lang {source} --target-lang {target} --share-all-embeddings"]
+    labelled = "sentence_prediction --criterion sentence_prediction --init-token 0"
+    if len(record.splits) > 2:
+        labelled += " --separator-token 2"
+    if kind == "scores":
+        return [f"{labelled} --num-classes 1 --regression-target"]
+    classes = record.corpus.get("classes")
+    if isinstance(classes, list):
+        return [f"{labelled} --num-classes {len(classes)}"]
+    return [f"{task} --tokens-per-sample 512" for task in ("language_modeling", "masked_lm")]
 
 
 def _megatron(folder: Path) -> list[str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,15 +102,15 @@ def train(corpus: Corpus, settings: TokenizerSettings) -> Tokenizer:
 def count_lines(corpus: Corpus, settings: TokenizerSettings) -> LineCounts:
     """Count the lines of the training split that sentencepiece would use, and skip."""
     usable = too_long = reserved = 0
-    documents: Counter[str] = Counter()
-    for line in _lines(corpus, documents):
+    splits: set[str] = set()
+    for line in _lines(corpus, splits):
         if len(line.encode()) > settings.max_sentence_length:
             too_long += 1
         elif _RESERVED in line:
             reserved += 1
         else:
             usable += 1
-    require_documents(documents)
+    require_documents(splits)
     stride = _stride(usable, settings)
     return LineCounts(usable, -(-usable // stride), too_long, reserved)
 
@@ -119,7 +118,7 @@ def count_lines(corpus: Corpus, settings: TokenizerSettings) -> LineCounts:
 def _sample(corpus: Corpus, settings: TokenizerSettings, usable: int) -> Iterator[str]:
     stride = _stride(usable, settings)
     position = 0
-    for line in _lines(corpus, Counter()):
+    for line in _lines(corpus, set()):
         if len(line.encode()) > settings.max_sentence_length or _RESERVED in line:
             continue
         if position % stride == 0:
@@ -131,10 +130,11 @@ def _stride(usable: int, settings: TokenizerSettings) -> int:
     return max(1, -(-usable // settings.input_sentence_size))
 
 
-def _lines(corpus: Corpus, documents: Counter[str]) -> Iterator[str]:
-    """Yield the training split's lines; count the documents of both splits on the way."""
+def _lines(corpus: Corpus, splits: set[str]) -> Iterator[str]:
+    """Yield the training split's lines; note on the way which splits have a document."""
     for document in corpus.documents():
-        documents[document.split] += bool(document.text.strip())
+        if document.split not in splits and document.text.strip():
+            splits.add(document.split)
         if document.split == "train":
             for line in document.text.split("\n"):
                 if line.strip():

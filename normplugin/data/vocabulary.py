@@ -86,6 +86,16 @@ def build(processor: sentencepiece.SentencePieceProcessor) -> Vocabulary:
     )
 
 
+def of_words(words: Sequence[str]) -> Vocabulary:
+    """Return the id map of a closed list of words, as if a model had fairseq's specials and them.
+
+    Word i has id i + 4.
+    """
+    specials = {i: i for i in range(len(FAIRSEQ_SPECIALS))}
+    pieces = len(specials) + len(words)
+    return Vocabulary(pieces, 2, 3, 0, specials, tuple(words), np.arange(pieces, dtype=np.int64))
+
+
 def _specials(processor: sentencepiece.SentencePieceProcessor) -> dict[int, int]:
     """Map the model's specials, and control pieces called like fairseq's, to fairseq's ids."""
     ids = (processor.bos_id(), processor.pad_id(), processor.eos_id(), processor.unk_id())

@@ -105,7 +105,8 @@ def test_streaming(prepared: Path) -> None:
     def corpus() -> Iterator[Document]:
         nonlocal alive, peak
         for i in range(6 * encode.BATCH_DOCUMENTS):
-            document = Document("valid" if i % 20 == 0 else "train", f"norm {i}", 10)
+            split = "valid" if i % 20 == 0 else "train"
+            document = Document(split, split, f"norm {i}", 10)
             weakref.finalize(document, gone)
             alive += 1
             peak = max(peak, alive)
@@ -123,7 +124,7 @@ def test_streaming(prepared: Path) -> None:
 def test_batches_are_bounded_by_bytes() -> None:
     """A batch stays under the byte limit, but for a document that is longer by itself."""
     sizes = [encode.BATCH_BYTES // 2, encode.BATCH_BYTES // 3, encode.BATCH_BYTES * 3, 1]
-    found = list(encode.batches(Document("train", "x", size) for size in sizes))
+    found = list(encode.batches(Document("train", "train", "x", size) for size in sizes))
     assert [[document.raw_bytes for document in batch] for batch in found] == [
         sizes[:2],
         sizes[2:3],

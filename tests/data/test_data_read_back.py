@@ -114,3 +114,23 @@ def test_masked_lm_adds_one_mask(prepared: Path) -> None:
 
     task = MaskedLMTask.setup_task(MaskedLMConfig(data=str(prepared / "fairseq")))
     assert task.mask_idx == 400
+
+
+def test_masked_lm_masks(prepared: Path) -> None:
+    """fairseq's masked_lm masks 12% and chooses 15%; with its targets put back it is the text."""
+    import torch
+    from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
+
+    data = str(prepared / "fairseq")
+    cfg = MaskedLMConfig(data=data, seed=1, tokens_per_sample=64, shorten_method="none")
+    task = MaskedLMTask.setup_task(cfg)
+    task.load_dataset("train")
+    dataset, masks, text = task.dataset("train"), 0, []
+    for i in range(len(dataset)):
+        source, target = dataset[i]["net_input.src_tokens"], dataset[i]["target"]
+        masks += int((source == task.mask_idx).sum())
+        restored = torch.where(target == task.source_dictionary.pad(), source, target).tolist()
+        assert restored[0] == task.source_dictionary.bos()
+        text += restored[1:]
+    assert text == [i for item in fairseq_items(prepared, "train") for i in item]
+    assert 0.10 < masks / len(text) < 0.14

@@ -1,6 +1,7 @@
 """Model sizes and architecture names, shared by both frameworks and ``describe``.
 
-An architecture name is ``<scheme><suffix>``: ``normformer``, ``periln_tiny``, ``preln_125m``.
+An architecture name is ``<scheme><suffix>``: ``normformer``, ``periln_tiny``, ``preln_125m``,
+``postln_mlm_large``, ``periln_mt``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,21 @@ CAUSAL_SIZES: Mapping[str, Dims] = {
     "_1_5b": Dims(24, 2048, 8192, 16),
     "_3_2b": Dims(32, 2560, 10240, 20),
 }
+# RoBERTa base and large; fairseq's transformer (Vaswani et al. 2017, base).
+MASKED_SIZES: Mapping[str, Dims] = {
+    "_mlm": Dims(12, 768, 3072, 12),
+    "_mlm_large": Dims(24, 1024, 4096, 16),
+    "_mlm_tiny": CAUSAL_SIZES["_tiny"],
+}
+TRANSLATION_SIZES: Mapping[str, Dims] = {
+    "_mt": Dims(6, 512, 2048, 8),
+    "_mt_tiny": CAUSAL_SIZES["_tiny"],
+}
+SIZES: Mapping[str, Mapping[str, Dims]] = {
+    "causal_lm": CAUSAL_SIZES,
+    "masked_lm": MASKED_SIZES,
+    "encoder_decoder": TRANSLATION_SIZES,
+}
 
 
 @dataclass(frozen=True)
@@ -38,11 +54,12 @@ class Architecture:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    scheme + suffix: Architecture(scheme + suffix, scheme, dims, "causal_lm")
+    scheme + suffix: Architecture(scheme + suffix, scheme, dims, kind)
     for scheme in NAMED_SCHEMES
-    for suffix, dims in CAUSAL_SIZES.items()
+    for kind, sizes in SIZES.items()
+    for suffix, dims in sizes.items()
 }
-_SUFFIXES = ", ".join(suffix for suffix in CAUSAL_SIZES if suffix)
+_SUFFIXES = ", ".join(suffix for sizes in SIZES.values() for suffix in sizes if suffix)
 LISTING = f"{', '.join(NAMED_SCHEMES)}, with or without a size ({_SUFFIXES})"
 
 
@@ -53,3 +70,9 @@ def architecture(name: str) -> Architecture:
     except KeyError:
         message = unknown_value("architecture", name, ARCHITECTURES, LISTING)
         raise SchemeError(message) from None
+
+
+def sibling(arch: Architecture, kind: str) -> Architecture:
+    """Return the architecture of another kind with this scheme, of the same sizes if there is."""
+    others = [a for a in ARCHITECTURES.values() if (a.scheme, a.kind) == (arch.scheme, kind)]
+    return next((a for a in others if a.dims == arch.dims), others[0])

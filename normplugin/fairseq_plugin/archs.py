@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from fairseq.models import ARCH_MODEL_REGISTRY, register_model_architecture
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, register_model_architecture
+from fairseq.models.roberta.model import base_architecture as roberta
+from fairseq.models.transformer import base_architecture as transformer
 from fairseq.models.transformer_lm import transformer_lm_gpt
+from fairseq.tasks import TASK_REGISTRY
 
 from normplugin.errors import NormPluginError, SchemeError
-from normplugin.fairseq_plugin import models
-from normplugin.fairseq_plugin.checks import check_task_name, check_upstream_options
-from normplugin.fairseq_plugin.models import NormLanguageModel, scheme_of
+from normplugin.fairseq_plugin import masked_lm, models, translation
+from normplugin.fairseq_plugin.checks import check_task, check_upstream_options
+from normplugin.fairseq_plugin.config import scheme_of
+from normplugin.fairseq_plugin.layers import normalizes_before
 from normplugin.placement import canonical_name
 from normplugin.presets import ARCHITECTURES, Architecture
 
-MODEL_NAME = "normplugin_lm"
+MODELS = {
+    "causal_lm": ("normplugin_lm", models),
+    "masked_lm": ("normplugin_mlm", masked_lm),
+    "encoder_decoder": ("normplugin_mt", translation),
+}
+# Kind -> its stacks, and upstream's architecture that sets all but the sizes and the placement.
+_UPSTREAM = {
+    "causal_lm": (("decoder",), transformer_lm_gpt),
+    "masked_lm": (("encoder",), roberta),
+    "encoder_decoder": (("encoder", "decoder"), transformer),
+}
+_SIZES = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")  # in the order of `Dims`
 
 
 def apply_architecture(args: Namespace, arch: Architecture) -> None:
@@ -25,22 +40,30 @@ def apply_architecture(args: Namespace, arch: Architecture) -> None:
     Raises:
         SchemeError: See `check_upstream_options`; also for a scheme that contradicts the name.
     """
-    check_task_name(getattr(args, "task", "language_modeling"), arch.name)
+    task = TASK_REGISTRY.get(getattr(args, "task", ""))
+    if task is not None:
+        check_task(task, arch.kind, arch)
     args.norm_scheme = _scheme_name(getattr(args, "norm_scheme", None), arch)
     scheme = scheme_of(args)
-    pre = "C" not in scheme.attention + scheme.ffn
-    if getattr(args, "decoder_normalize_before", False) and not pre:
-        raise SchemeError(
-            f"--decoder-normalize-before: got True with scheme {scheme.name!r}, which normalises "
-            "after the residual add. Drop it, or take preln."
-        )
-    _default(args, "decoder_layers", arch.dims.n_layers)
-    _default(args, "decoder_embed_dim", arch.dims.d_model)
-    _default(args, "decoder_ffn_embed_dim", arch.dims.d_ffn)
-    _default(args, "decoder_attention_heads", arch.dims.n_heads)
-    transformer_lm_gpt(args)  # dropout, activation and all the rest are upstream's
-    args.decoder_normalize_before = pre
+    before = normalizes_before(scheme)
+    sides, upstream = _UPSTREAM[arch.kind]
+    for side in sides:
+        _check_order(args, side, before)
+        for name, size in zip(_SIZES, vars(arch.dims).values(), strict=True):
+            _default(args, f"{side}_{name}", size)
+    _default(args, "layernorm_embedding", False)  # upstream's RoBERTa says True
+    upstream(args)  # dropout, activation and all the rest
+    for side in sides:
+        setattr(args, f"{side}_normalize_before", before)  # upstream's LM sets it to True
     check_upstream_options(args, scheme)
+
+
+def _check_order(args: Namespace, side: str, before: bool) -> None:
+    if getattr(args, f"{side}_normalize_before", False) and not before:
+        raise SchemeError(
+            f"--{side}-normalize-before: got True with scheme {args.norm_scheme!r}, which "
+            "normalises after the residual add. Drop it, or take preln."
+        )
 
 
 def _scheme_name(asked: str | None, arch: Architecture) -> str:
@@ -61,7 +84,7 @@ def _scheme_name(asked: str | None, arch: Architecture) -> str:
     return name
 
 
-def _default(args: Namespace, name: str, value: int) -> None:
+def _default(args: Namespace, name: str, value: object) -> None:
     if getattr(args, name, None) is None:
         setattr(args, name, value)
 
@@ -73,7 +96,7 @@ def _register(arch: Architecture) -> None:
             f"({ARCH_MODEL_REGISTRY[arch.name].__module__}). Load only one of them."
         )
 
-    @register_model_architecture(MODEL_NAME, arch.name)
+    @register_model_architecture(MODELS[arch.kind][0], arch.name)
     def configure(args: Namespace) -> None:
         try:
             apply_architecture(args, arch)
@@ -81,11 +104,12 @@ def _register(arch: Architecture) -> None:
             raise SystemExit(f"normplugin: error: {error}") from None
 
 
-# register_model does not complain about a name that is taken: it returns the first class.
-if NormLanguageModel.__module__ != models.__name__:
-    raise NormPluginError(
-        f"model {MODEL_NAME!r}: another plugin registered that name "
-        f"({NormLanguageModel.__module__}). Load only one of them."
-    )
+# register_model does not complain about a name that is taken: it keeps the first class.
+for _name, _module in MODELS.values():
+    if MODEL_REGISTRY[_name].__module__ != _module.__name__:
+        raise NormPluginError(
+            f"model {_name!r}: another plugin registered that name "
+            f"({MODEL_REGISTRY[_name].__module__}). Load only one of them."
+        )
 for _architecture in ARCHITECTURES.values():
     _register(_architecture)

@@ -1,7 +1,8 @@
 """What a checkpoint says about its architecture, and the check before it is loaded.
 
-The card (scheme, sizes, kind) travels as a buffer in the model's state: whatever copies, averages,
-shards or converts a fairseq checkpoint keeps it, and no config format has to know about it.
+The card (scheme, sizes, kind) travels as a buffer in the state of each encoder and decoder:
+whatever copies, averages, shards or converts a fairseq checkpoint keeps it, and no config format
+has to know about it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from normplugin.errors import CheckpointError
-from normplugin.fairseq_plugin.sites import promised
+from normplugin.fairseq_plugin.sites import Shapes, promised
 from normplugin.placement import Dims, NormScheme, NormSpec, architecture_hash, resolve_scheme
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _UPSTREAM = resolve_scheme("preln").identity()
 
 @dataclass(frozen=True)
 class Card:
-    """A model's architecture: what `architecture_hash` covers."""
+    """The architecture of a stack: what `architecture_hash` covers."""
 
     scheme: NormScheme
     dims: Dims
@@ -72,12 +73,19 @@ def add_card(module: nn.Module, card: Card) -> None:
     module.register_buffer(BUFFER, card.encode())
 
 
-def find_card(state: Mapping[str, Tensor]) -> Card | None:
-    """Return the card in a model state, or None where there is none."""
-    for name, value in state.items():
-        if name.rpartition(".")[2] == BUFFER:
-            return Card.decode(value)
-    return None
+def find_cards(state: Mapping[str, Tensor]) -> dict[str, Card]:
+    """Return the path of every stack in a model state that has a card, with its card."""
+    names = [name for name in state if name.rpartition(".")[2] == BUFFER]
+    return {name.rpartition(".")[0]: Card.decode(state[name]) for name in names}
+
+
+def promised_by(cards: Mapping[str, Card]) -> Shapes:
+    """Return name -> shape of every norm and scale parameter that cards promise."""
+    shapes: Shapes = {}
+    for path, card in cards.items():
+        cross = card.kind == "encoder_decoder" and path.endswith("decoder")
+        shapes |= promised(card.scheme, card.dims, path, cross)
+    return shapes
 
 
 def check_state(module: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
@@ -92,7 +100,9 @@ def check_state(module: nn.Module, state: dict[str, Tensor], prefix: str) -> Non
     """
     own: Card = module.card  # type: ignore[assignment]
     key = f"{prefix}.{BUFFER}"
-    difference = _difference(own, Card.decode(state[key]) if key in state else None)
+    cards = find_cards(state)
+    foreign = next((card for card in cards.values() if card.kind != own.kind), None)
+    difference = _difference(own, cards.get(prefix) or foreign)
     if difference:
         # fairseq's trainer replaces the exception's text, so that it has to be logged as well.
         logger.error(difference)
@@ -159,7 +169,7 @@ class Inspection:
     """What a checkpoint promises and what it holds.
 
     Attributes:
-        card: Its architecture.
+        cards: The architecture of each stack.
         missing: Promised parameters that are not there, or have another shape.
         parameters: Number of parameters stored.
         updates: Number of updates trained.
@@ -167,7 +177,7 @@ class Inspection:
         weight_decay: The configured weight decay.
     """
 
-    card: Card
+    cards: dict[str, Card]
     missing: list[str]
     parameters: int
     updates: int | None
@@ -197,17 +207,17 @@ def inspect(path: str | Path, trust: bool = False) -> Inspection:
     """
     file = load(path, trust)
     state = file.get("model", {})
-    card = find_card(state)
-    if card is None:
+    cards = find_cards(state)
+    if not cards:
         raise CheckpointError(
             f"{path}: it holds no architecture card; only checkpoints of normplugin's "
             "architectures do. Describe the scheme or architecture by name instead."
         )
     shapes = {name: tuple(value.shape) for name, value in state.items()}
-    wanted = promised(card.scheme, card.dims)
+    wanted = promised_by(cards)
     optimizer = (file.get("cfg") or {}).get("optimizer") or {}
     return Inspection(
-        card=card,
+        cards=cards,
         missing=sorted(name for name, shape in wanted.items() if shapes.get(name) != shape),
         parameters=sum(v.numel() for v in state.values() if v.is_floating_point()),
         updates=(file.get("optimizer_history") or [{}])[-1].get("num_updates"),

@@ -5,18 +5,28 @@ Every rule here would otherwise drop, misplace or duplicate a norm without a wor
 
 from __future__ import annotations
 
-from fairseq.tasks import TASK_REGISTRY, FairseqTask
-from fairseq.tasks.language_modeling import LanguageModelingTask
-from fairseq.tasks.multilingual_language_modeling import MultilingualLanguageModelingTask
+from fairseq.tasks import TASK_REGISTRY
 
 from normplugin.errors import SchemeError
 from normplugin.placement import NormScheme
+from normplugin.presets import Architecture, sibling
 
-CAUSAL_TASKS: tuple[type[FairseqTask], ...] = (
-    LanguageModelingTask,
-    MultilingualLanguageModelingTask,
-    TASK_REGISTRY["dummy_lm"],
-)
+# Model kind -> fairseq's tasks for it, the one to recommend first.
+TASKS = {
+    "causal_lm": ("language_modeling", "multilingual_language_modeling", "dummy_lm"),
+    "masked_lm": (
+        *("masked_lm", "multilingual_masked_lm", "dummy_masked_lm"),
+        *("sentence_prediction", "sentence_ranking"),
+    ),
+    "encoder_decoder": (
+        *("translation", "translation_multi_simple_epoch", "denoising", "dummy_mt"),
+    ),
+}
+_KINDS = {
+    "causal_lm": ("a causal language model", "without _mlm or _mt"),
+    "masked_lm": ("a masked language model", "ending in _mlm"),
+    "encoder_decoder": ("an encoder-decoder", "ending in _mt"),
+}
 # Upstream option -> what to use instead.
 _REPLACED = {
     "scale_attn": "It does nothing in fairseq. Take --arch normformer, or a scheme with B.",
@@ -25,27 +35,32 @@ _REPLACED = {
     "scale_resids": "It does nothing in fairseq. Take --residual-scale.",
     "layernorm_embedding": "Take --embedding-norm.",
     "no_decoder_final_norm": "The scheme decides; take one with C (postln), or drop the option.",
+    "cross_self_attention": "It merges two sublayers of the scheme. Drop it.",
+    "no_cross_attention": "It removes a sublayer of the scheme. Drop it.",
     "base_layers": "BASE layers bring a norm placement of their own. Drop the option.",
 }
 
 
-def check_task_name(task: str, arch: str) -> None:
-    """Raise `SchemeError` if a causal architecture is asked to train on another kind of task."""
-    cls = TASK_REGISTRY.get(task)
-    if cls is not None and not issubclass(cls, CAUSAL_TASKS):
-        raise SchemeError(
-            f"--task: got {task!r} with --arch {arch}, a causal language model; legal is "
-            "--task language_modeling. Take that task, or an architecture made for yours."
-        )
+def check_task(task: type, kind: str, arch: Architecture | None = None) -> None:
+    """Raise `SchemeError` if a model of this kind is asked to train on another kind's task.
+
+    Tasks from outside fairseq pass, unless they extend another kind's.
+    """
+    home = next((k for k in TASKS if issubclass(task, _classes(k))), None)
+    if home == kind or (home is None and not task.__module__.startswith("fairseq.")):
+        return
+    name = next((n for n, cls in TASK_REGISTRY.items() if cls is task), task.__name__)
+    other = f", or an --arch {_KINDS[home][1]}" if home else ""
+    if home and arch:
+        other = f", or --arch {sibling(arch, home).name}"
+    raise SchemeError(
+        f"--task: got {name!r} with {f'--arch {arch.name}, ' if arch else ''}{_KINDS[kind][0]}; "
+        f"legal is --task {TASKS[kind][0]}. Take that task{other}."
+    )
 
 
-def check_task(task: FairseqTask) -> None:
-    """The same for a task that exists already (hydra, library use)."""
-    if not isinstance(task, CAUSAL_TASKS):
-        raise SchemeError(
-            f"task: got {type(task).__name__} with a causal language model; legal is "
-            "language_modeling. Take that task, or an architecture made for yours."
-        )
+def _classes(kind: str) -> tuple[type, ...]:
+    return tuple(TASK_REGISTRY[name] for name in TASKS[kind] if name in TASK_REGISTRY)
 
 
 def check_upstream_options(cfg, scheme: NormScheme) -> None:
@@ -64,11 +79,13 @@ def check_upstream_options(cfg, scheme: NormScheme) -> None:
             raise SchemeError(
                 f"{_flag(option)}: got {on(option)} with scheme {scheme.name!r}. {advice}"
             )
-    if cfg.decoder_embed_dim % cfg.decoder_attention_heads:
-        raise SchemeError(
-            f"--decoder-attention-heads: got {cfg.decoder_attention_heads}; it must divide "
-            f"--decoder-embed-dim {cfg.decoder_embed_dim}. Change one of them."
-        )
+    for side in ("encoder", "decoder"):
+        width, heads = on(f"{side}_embed_dim"), on(f"{side}_attention_heads")
+        if width and width % heads:
+            raise SchemeError(
+                f"--{side}-attention-heads: got {heads}; it must divide --{side}-embed-dim "
+                f"{width}. Change one of them."
+            )
     for option, clash, advice in _clashes(on, scheme):
         raise SchemeError(f"{_flag(option)}: got {on(option)}; {clash}. {advice}")
 
@@ -87,12 +104,20 @@ def _clashes(on, scheme: NormScheme):
             f"it replaces the linears that carry the norms of scheme {scheme.name!r}",
             "Drop it, or take preln.",
         )
-    if on("decoder_xformers_att_config") and scheme.qk_norm != "none":
-        yield (
-            "decoder_xformers_att_config",
-            "xFormers attention reads the projections past the QK-norm",
-            "Drop it, or take --qk-norm none.",
-        )
+    for option in ("encoder_xformers_att_config", "decoder_xformers_att_config"):
+        if on(option) and scheme.qk_norm != "none":
+            yield (
+                option,
+                "xFormers attention reads the projections past the QK-norm",
+                "Drop it, or take --qk-norm none.",
+            )
+    for option in ("mha_heads_to_keep", "ffn_blocks_to_remove"):
+        if (on(option) or -1) != -1 and not _upstream_modules_only(scheme):
+            yield (
+                option,
+                f"pruning knows no norm or scale that scheme {scheme.name!r} adds",
+                "Drop it, or take preln.",
+            )
     if on("recompute_ffn_norm") and not scheme.ffn_hidden:
         yield (
             "recompute_ffn_norm",

@@ -20,11 +20,13 @@ _IN_ATTENTION = {
     "query": "q_proj.output_norm",
     "key": "k_proj.output_norm",
 }
+# 0.12.2's encoder layer holds packed copies of its linears for a path that is never taken.
+_PACKED = {f"{name}_bias" for name in ("in_proj", "out_proj", "fc1", "fc2")}
 _IN_LAYER = {"hidden": "fc2.hidden_norm", "output": "fc2.output_norm", "residual_scale": "w_resid"}
 
 
 def module_path(site: Site, scheme: NormScheme) -> str:
-    """Return the path of a site's module (or scale) below its layer, or below the decoder.
+    """Return the path of a site's module (or scale) below its layer, or below the stack.
 
     Upstream has one norm slot per sublayer. It is the input norm of a scheme without C and the
     residual norm (C) of a scheme with C, whose input norm then sits in front of the projections.
@@ -47,7 +49,7 @@ def module_path(site: Site, scheme: NormScheme) -> str:
 
 
 def parameter_names(site: Site, scheme: NormScheme) -> tuple[str, ...]:
-    """Return the names of a site's parameters, below its layer or the decoder."""
+    """Return the names of a site's parameters, below its layer or the stack."""
     path = module_path(site, scheme)
     if not site.is_norm:
         return (path,)
@@ -64,7 +66,7 @@ def promised_layer(scheme: NormScheme, dims: Dims, cross_attention: bool = False
 
 
 def promised_stack(scheme: NormScheme, dims: Dims) -> Shapes:
-    """Return name -> shape of every norm parameter of the decoder outside its layers."""
+    """Return name -> shape of every norm parameter of a stack outside its layers."""
     return {
         name: (dims.width(site.width),)
         for site in scheme.stack_sites()
@@ -72,9 +74,11 @@ def promised_stack(scheme: NormScheme, dims: Dims) -> Shapes:
     }
 
 
-def promised(scheme: NormScheme, dims: Dims, prefix: str = "decoder") -> Shapes:
-    """Return name -> shape of every norm and scale parameter of a model."""
-    layer = promised_layer(scheme, dims)
+def promised(
+    scheme: NormScheme, dims: Dims, prefix: str = "decoder", cross_attention: bool = False
+) -> Shapes:
+    """Return name -> shape of every norm and scale parameter of the stack called ``prefix``."""
+    layer = promised_layer(scheme, dims, cross_attention)
     shapes = {f"{prefix}.{name}": shape for name, shape in promised_stack(scheme, dims).items()}
     for i in range(dims.n_layers):
         shapes |= {f"{prefix}.layers.{i}.{name}": shape for name, shape in layer.items()}
@@ -87,17 +91,18 @@ def existing(model: nn.Module) -> Shapes:
 
 
 def norm_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the norm gains, norm biases and learned scales of a layer, or of a decoder's stack.
+    """Yield the norm gains, norm biases and learned scales of a layer, or of a stack.
 
-    That is every parameter that is no weight or bias of a linear, embeddings aside. A decoder's
-    layers are left out: each is checked when it is built, before a wrapper (checkpointing,
-    sharding) renames or flattens its parameters.
+    That is every vector that is no bias of a linear, embeddings aside. A stack's layers are left
+    out: each is checked when it is built, before a wrapper (checkpointing, sharding) renames or
+    flattens its parameters.
     """
     for path, module in model.named_modules():
         if path.startswith(("embed_", "layers.")):
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            if not (isinstance(module, nn.Linear) and name in ("weight", "bias")):
+            linear = isinstance(module, nn.Linear) and name == "bias"
+            if parameter.ndim == 1 and not linear and (path or name not in _PACKED):
                 yield f"{path}.{name}" if path else name, parameter
 
 
@@ -109,6 +114,11 @@ def check_promises(scheme: NormScheme, promise: Shapes, module: nn.Module) -> No
     """
     what = f"the built {type(module).__name__}"
     keep_promises(what, scheme.name, promise, existing(module))
+    mark(module)
+
+
+def mark(module: nn.Module) -> None:
+    """Mark the norms and scales of a module for optim.py."""
     for _, parameter in norm_parameters(module):
         setattr(parameter, NORM_MARK, True)
 

@@ -17,7 +17,7 @@ def described(capsys, *argv: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", [*SCHEMES, "normformer_tiny", "periln_3_2b"])
+@pytest.mark.parametrize("name", [*SCHEMES, "normformer_tiny", "periln_3_2b", "outputln_mlm"])
 def test_counts_add_up(name, capsys):
     """Per-site counts sum to the totals; a scheme without a size has shapes by name."""
     report = described(capsys, name)
@@ -28,8 +28,9 @@ def test_counts_add_up(name, capsys):
     layer = sum(s["count"] for s in report["sites"] if not s["site"].startswith("stack"))
     stack = sum(s["count"] for s in report["sites"] if s["site"].startswith("stack"))
     totals = report["norm_parameters"]
-    assert (totals["per_layer"], totals["stack"]) == (layer, stack)
-    assert totals["total"] == report["sizes"]["n_layers"] * layer + stack
+    (side,) = report["sizes"]
+    assert (totals[side]["per_layer"], totals[side]["stack"]) == (layer, stack)
+    assert totals["total"] == report["sizes"][side]["n_layers"] * layer + stack
 
 
 def test_normformer_125m_adds_what_the_paper_counts(capsys):
@@ -65,9 +66,15 @@ def test_unknown_name(capsys):
     assert "Did you mean 'normformer_355m'?" in capsys.readouterr().err
 
 
-def test_a_built_model_holds_what_is_described(capsys):
+@pytest.mark.parametrize("name", ["normformer_2_7b", "periln_mlm_large", "normformer_mt"])
+def test_a_built_model_holds_what_is_described(name, capsys):
     """--build counts the parameters of fairseq's model: they are those described."""
-    report = described(capsys, "normformer_2_7b", "--build", "--qk-norm", "head")
+    report = described(capsys, name, "--build", "--qk-norm", "head", "--residual-scale")
     assert report["built"]["norm_and_scale_parameters"] == report["norm_parameters"]["total"]
+    assert report["norm_parameters"]["total"] > 0
+
+
+def test_a_scheme_without_a_size_is_not_built(capsys):
+    """--build asks for an architecture."""
     assert main(["describe", "A+C", "--build"]) == 2
     assert "without a size" in capsys.readouterr().err

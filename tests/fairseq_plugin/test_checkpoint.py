@@ -7,7 +7,7 @@ import torch
 from fairseq_builders import build_model
 
 from normplugin.errors import CheckpointError
-from normplugin.fairseq_plugin.checkpoint import Card, find_card, inspect, load
+from normplugin.fairseq_plugin.checkpoint import Card, find_cards, inspect, load
 from normplugin.placement import SCHEMES, Dims, resolve_scheme
 
 DIMS = Dims(4, 128, 512, 4)
@@ -49,7 +49,7 @@ def test_edited_card():
 def test_the_card_is_in_the_state_and_no_parameter():
     """Every model's state holds its card; the parameters stay upstream's."""
     model = build_model("--arch", "preln_tiny")
-    assert find_card(model.state_dict()) == model.decoder.card
+    assert find_cards(model.state_dict()) == {"decoder": model.decoder.card}
     assert not any("card" in name for name, _ in model.named_parameters())
 
 

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import pytest
 from fairseq.data import Dictionary
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq_builders import build_model, parse
 
 from normplugin.errors import SchemeError
+from normplugin.fairseq_plugin.checks import check_task
 from normplugin.fairseq_plugin.models import NormLanguageModel
 
 REFUSED = {
-    "--arch normformer --task masked_lm": "--task: got 'masked_lm' with --arch normformer",
-    "--arch normformer --task translation": "legal is --task language_modeling",
+    "--arch normformer --task masked_lm": (
+        "--task: got 'masked_lm' with --arch normformer, a causal language model; legal is "
+        "--task language_modeling. Take that task, or --arch normformer_mlm."
+    ),
+    "--arch periln_tiny --task translation": "or --arch periln_mt_tiny",
+    "--arch preln_355m --task sentence_prediction --num-classes 2": "or --arch preln_mlm_large",
+    "--arch periln_mlm --task language_modeling": "or --arch periln[.]",
+    "--arch postln_mlm_tiny --task translation": "or --arch postln_mt_tiny",
+    "--arch outputln_mt --task masked_lm": "an encoder-decoder; legal is --task translation",
+    "--arch periln_mt --task audio_pretraining": "legal is --task translation. Take that task[.]",
+    "--arch postln_mlm --task masked_lm --encoder-normalize-before": "after the residual add",
+    "--arch postln_mt_tiny --task translation --decoder-normalize-before": "--decoder-normalize",
+    "--arch preln_mlm_tiny --task masked_lm --layernorm-embedding": "Take --embedding-norm",
+    "--arch preln_mt_tiny --task translation --no-cross-attention": "removes a sublayer",
+    "--arch preln_mt_tiny --task translation --cross-self-attention": "merges two sublayers",
+    "--arch preln_mt_tiny --task translation --encoder-attention-heads 3": "--encoder-embed-dim",
+    "--arch normformer_mt_tiny --task translation --quant-noise-pq 0.1": "overwrites the weight",
+    "--arch normformer_mlm --task masked_lm --mha-heads-to-keep 2": "pruning knows no norm",
+    "--arch outputln_mt --task translation --encoder-xformers-att-config {}": "past the QK-norm",
     "--arch normformer_tiny --norm-scheme periln": "whose name promises 'normformer'",
     "--arch preln_tiny --norm-scheme perilm": "Did you mean 'periln'",
     "--arch periln_tiny --norm-type rms": "--norm-type: got 'rms'",
@@ -64,10 +84,25 @@ def test_refused_without_the_parser():
     )
     with pytest.raises(SchemeError, match="--scale-attn: got True"):
         NormLanguageModel.build_model(cfg, task)
-    with pytest.raises(SchemeError, match="task: got str with a causal language model"):
-        NormLanguageModel.build_model(
-            parse("--task", "language_modeling", "--arch", "preln_tiny").model, "masked_lm"
-        )
+    other = MaskedLMTask(parse("--task", "masked_lm", "--arch", "preln_mlm").task, Dictionary())
+    cfg = parse("--task", "language_modeling", "--arch", "preln_tiny").model
+    with pytest.raises(SchemeError, match=r"'masked_lm' with a causal .* --arch ending in _mlm"):
+        NormLanguageModel.build_model(cfg, other)
+
+
+def test_tasks_from_outside():
+    """A plugin's own task is taken unless it extends the task of another kind."""
+
+    class Foreign(FairseqTask):
+        pass
+
+    class ForeignMasked(MaskedLMTask):
+        pass
+
+    check_task(Foreign, "masked_lm")
+    check_task(ForeignMasked, "masked_lm")
+    with pytest.raises(SchemeError, match="got 'ForeignMasked' with an encoder-decoder"):
+        check_task(ForeignMasked, "encoder_decoder")
 
 
 @pytest.mark.parametrize(

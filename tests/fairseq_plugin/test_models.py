@@ -10,8 +10,10 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq_builders import build_model
 
 from normplugin.errors import SchemeError
-from normplugin.fairseq_plugin import models, sites
-from normplugin.fairseq_plugin.models import NormLanguageModel, scheme_of
+from normplugin.fairseq_plugin import sites, stacks
+from normplugin.fairseq_plugin.checks import TASKS
+from normplugin.fairseq_plugin.config import scheme_of
+from normplugin.fairseq_plugin.models import NormLanguageModel
 from normplugin.placement import LETTERS, NAMED_SCHEMES, resolve_scheme
 from normplugin.presets import ARCHITECTURES
 from normplugin.reference import ReferenceNorm
@@ -130,18 +132,18 @@ def test_parameters_are_those_promised(argv, options):
 
 def test_a_dropped_norm_stops_the_build(monkeypatch):
     """If a site is silently not built, the build stops and names its parameters."""
-    monkeypatch.setattr(models.NormDecoder, "_stack_norm", lambda self, wanted: None)
+    monkeypatch.setattr(stacks.NormStack, "_stack_norm", lambda self, wanted, dims: None)
     with pytest.raises(SchemeError, match=r"missing \['layer_norm.bias'"):
         build_model("--arch", "periln_tiny")
 
 
 def test_an_extra_norm_stops_the_build(monkeypatch):
     """A norm nobody promised stops the build as well, in a layer and outside."""
-    monkeypatch.setattr(models, "promised_layer", lambda scheme, dims: {})
+    monkeypatch.setattr(stacks, "promised_layer", lambda *scheme_dims_cross: {})
     with pytest.raises(SchemeError, match=r"not promised \['final_layer_norm.bias'"):
         build_model("--arch", "preln_tiny")
     monkeypatch.undo()
-    monkeypatch.setattr(models, "promised_stack", lambda scheme, dims: {})
+    monkeypatch.setattr(stacks, "promised_stack", lambda scheme, dims: {})
     with pytest.raises(SchemeError, match=r"not promised \['layer_norm.bias'"):
         build_model("--arch", "preln_tiny")
 
@@ -150,18 +152,20 @@ def test_an_extra_norm_stops_the_build(monkeypatch):
 def test_presets_are_applied(name):
     """The instantiated model of every registered name has the documented sizes and scheme."""
     arch = ARCHITECTURES[name]
-    with torch.device("meta"):
-        decoder = build_model("--arch", name, device="meta").decoder
-    layer = decoder.layers[0]
-    built = (
-        len(decoder.layers),
-        decoder.embed_tokens.embedding_dim,
-        layer.fc1.out_features,
-        layer.self_attn.num_heads,
-    )
-    dims = arch.dims
-    assert built == (dims.n_layers, dims.d_model, dims.d_ffn, dims.n_heads)
-    assert decoder.scheme.identity() == resolve_scheme(arch.scheme).identity()
+    model = build_model("--task", TASKS[arch.kind][0], "--arch", name, fake=True)
+    found = [m for m in model.modules() if isinstance(m, stacks.NormStack)]
+    assert len(found) == (2 if arch.kind == "encoder_decoder" else 1)
+    for stack in found:
+        layer = stack.layers[0]
+        built = (
+            len(stack.layers),
+            stack.embed_tokens.embedding_dim,
+            layer.fc1.out_features,
+            layer.self_attn.num_heads,
+        )
+        dims = arch.dims
+        assert built == (dims.n_layers, dims.d_model, dims.d_ffn, dims.n_heads)
+        assert stack.scheme.identity() == resolve_scheme(arch.scheme).identity()
 
 
 def test_command_line_beats_preset():

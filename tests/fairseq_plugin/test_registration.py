@@ -16,10 +16,11 @@ from normplugin.fairseq_plugin.models import NormLanguageModel, NormLanguageMode
 
 COUNT = """
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-from normplugin.fairseq_plugin.models import NormLanguageModel
+from normplugin.fairseq_plugin.archs import MODELS
 from normplugin.presets import ARCHITECTURES
-assert MODEL_REGISTRY["normplugin_lm"] is NormLanguageModel
-assert all(ARCH_MODEL_REGISTRY[name] is NormLanguageModel for name in ARCHITECTURES)
+for arch in ARCHITECTURES.values():
+    name, module = MODELS[arch.kind]
+    assert ARCH_MODEL_REGISTRY[arch.name] is MODEL_REGISTRY[name] in vars(module).values()
 import sys
 copies = [m for m in sys.modules if m.endswith("fairseq_plugin.archs")]
 assert copies == ["normplugin.fairseq_plugin.archs"], copies

@@ -82,7 +82,7 @@ def parallel_corpus(
     for side, name in enumerate(("source", "target")):
         files += sources(f"--{name}", inputs[side], f"--valid-{name}", valid[side])
     for option, (left, right) in (("--target", inputs), ("--valid-target", valid)):
-        _require_equal(option, f"{len(right)} files", f"{len(left)} files")
+        _require_equal(option, len(right), len(left), "files")
     found = [_blank_or_not(pair, errors) for pair in _pairs(files)]
     reasons = sum((Counter(zip(*pair, strict=True)) for pair in found), Counter[tuple[int, int]]())
     return ParallelCorpus(
@@ -135,14 +135,13 @@ def _pairs(files: Sequence[Source]) -> Iterator[tuple[Source, Source]]:
 def _blank_or_not(pair: tuple[Source, Source], errors: str) -> tuple[bytes, bytes]:
     """Return one byte per line of either file: 0 for a blank one."""
     source, target = (bytes(bool(text.strip()) for text, _ in side.lines(errors)) for side in pair)
-    what = f"{pair[0].path} and {pair[1].path}"
-    _require_equal(what, f"{len(target)} lines in the second", f"{len(source)} in the first")
+    _require_equal(str(pair[1].path), len(target), len(source), f"lines in {pair[0].path}")
     return source, target
 
 
-def _require_equal(what: str, got: str, needed: str) -> None:
-    if got.split()[0] != needed.split()[0]:
+def _require_equal(what: str, got: int, needed: int, unit: str) -> None:
+    if got != needed:
         raise DataError(
-            f"{what}: got {got} and {needed}; line i of a source file translates to line i of its "
-            "target file. Give as many of either."
+            f"{what}: got {got}, and {needed} {unit}; line i of a source file translates to line i "
+            "of its target file. Give as many of either."
         )

@@ -28,8 +28,7 @@ class Identity:
 
     def differences(self, earlier: Manifest) -> list[str]:
         """Return the names of what an earlier result was prepared with otherwise."""
-        keys = sorted({*self.settings, *earlier.settings})
-        names = [key for key in keys if earlier.settings.get(key) != self.settings.get(key)]
+        names = [key for key, value in self.settings.items() if earlier.settings.get(key) != value]
         names += ["text"] if earlier.corpus != self.corpus else []
         return names + (["versions"] if earlier.versions != self.versions else [])
 

@@ -69,6 +69,7 @@ def test_classes(classes: Path, tsv: Path, prepared: Path, split: str) -> None:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(prepared / "spm.model"))
     wanted = rows(tsv, split)
     assert len(dataset) == len(wanted)
+    assert task.label_dictionary.count[4:6] == [200, 180]  # of the training split
     for i, (label, text) in enumerate(wanted):
         found = dataset[i]
         assert found["net_input.src_tokens"].tolist() == [0, *processor.encode(text), 2]

@@ -21,18 +21,20 @@ from normplugin.errors import DataError
 pytest.importorskip("fairseq")
 Refused = Callable[..., str]
 SIDES = ("de", "en")
+QUICK = ("--vocab-size", "340", "--quiet")
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with train.de and train.en, its translation into capitals, with gaps."""
+    """Return a folder with two German files and their translation into capitals, with gaps."""
     folder = tmp_path_factory.mktemp("pairs")
     source = plain_lines(400)
     target = [line.upper() for line in source]
     source[5] = source[9] = target[9] = ""
     target[7] = " \t"
     for name, lines in zip(SIDES, (source, target), strict=True):
-        (folder / f"train.{name}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / f"a.{name}").write_text("\n".join(lines[:133]) + "\n", encoding="utf-8")
+        (folder / f"b.{name}").write_text("\n".join(lines[133:]), encoding="utf-8")
     return folder
 
 
@@ -43,18 +45,20 @@ def pairs(texts: Path) -> Path:
     return texts / "out"
 
 
-QUICK = ("--vocab-size", "340", "--quiet")
-
-
 def files(folder: Path) -> list[str]:
     """Return the options that name the files."""
-    return ["--source", str(folder / "train.de"), "--target", str(folder / "train.en")]
+    source, target = ([str(folder / f"{file}.{name}") for file in "ab"] for name in SIDES)
+    return ["--source", *source, "--target", *target]
 
 
-def kept(texts: Path) -> list[tuple[str, str]]:
-    """Return the pairs without a blank side, the slow and obvious way."""
-    sides = [(texts / f"train.{name}").read_text().split("\n")[:-1] for name in SIDES]
-    return [pair for pair in zip(*sides, strict=True) if all(text.strip() for text in pair)]
+def wanted(texts: Path) -> dict[str, list[tuple[str, str]]]:
+    """Return the pairs of each split, the slow and obvious way."""
+    sides = [
+        "".join((texts / f"{file}.{name}").read_text() for file in "ab").split("\n")
+        for name in SIDES
+    ]
+    kept = [pair for pair in zip(*sides, strict=True) if all(text.strip() for text in pair)]
+    return {"train": [pair for i, pair in enumerate(kept) if i % 20], "valid": kept[::20]}
 
 
 def items(folder: Path, split: str, name: str) -> list[list[int]]:
@@ -70,13 +74,9 @@ def items(folder: Path, split: str, name: str) -> list[list[int]]:
 def test_lines_stay_together(pairs: Path, texts: Path) -> None:
     """Item i of either side is line i of the pairs that are kept; every 20th is validation."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(pairs / "spm.model"))
-    wanted = kept(texts)
-    for split in ("train", "valid"):
+    for split, rows in wanted(texts).items():
         sides = [processor.decode(items(pairs, split, name)) for name in SIDES]
-        found = list(zip(*sides, strict=True))
-        assert found == [
-            pair for i, pair in enumerate(wanted) if (i % 20 == 0) == (split == "valid")
-        ]
+        assert list(zip(*sides, strict=True)) == rows
 
 
 def test_equals_fairseq_preprocess(pairs: Path, texts: Path, tmp_path: Path) -> None:
@@ -85,22 +85,14 @@ def test_equals_fairseq_preprocess(pairs: Path, texts: Path, tmp_path: Path) -> 
     from fairseq_cli import preprocess
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(pairs / "spm.model"))
-    wanted, counts = kept(texts), Counter[str]()
-    for split, rows in (
-        ("valid", wanted[::20]),
-        ("train", [p for i, p in enumerate(wanted) if i % 20]),
-    ):
+    counts = Counter[str]()
+    for split, rows in wanted(texts).items():
         for side, name in enumerate(SIDES):
             pieces = [processor.encode_as_pieces(row[side]) for row in rows]
             (tmp_path / f"{split}.{name}").write_text("\n".join(map(" ".join, pieces)) + "\n")
             counts.update(piece for line in pieces for piece in line if split == "train")
-    arguments = ["-s", "de", "-t", "en", "--joined-dictionary", "--workers", "1"]
-    arguments += [
-        "--srcdict",
-        str(pairs / "fairseq" / "dict.de.txt"),
-        "--destdir",
-        str(tmp_path / "d"),
-    ]
+    arguments = ["-s", "de", "-t", "en", "--joined-dictionary", "--destdir", str(tmp_path / "d")]
+    arguments += ["--srcdict", str(pairs / "fairseq" / "dict.de.txt"), "--workers", "1"]
     for split in ("train", "valid"):
         arguments += [f"--{split}pref", str(tmp_path / split)]
     preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
@@ -154,25 +146,22 @@ def test_tokenizer_sees_both_sides(texts: Path, tmp_path: Path) -> None:
 def test_valid_files_and_names(texts: Path, tmp_path: Path) -> None:
     """With validation files the splits are the files; languages can be named; no path is kept."""
     command = ["prepare", *files(texts), "--out", str(tmp_path / "o"), *QUICK]
-    command += [
-        "--valid-source",
-        str(texts / "train.de"),
-        "--valid-target",
-        str(texts / "train.en"),
-    ]
+    command += ["--valid-source", str(texts / "a.de"), "--valid-target", str(texts / "a.en")]
     assert main([*command, "--source-lang", "low", "--target-lang", "high"]) == 0
     record = manifest.load(tmp_path / "o")
-    for split in ("train", "valid"):
-        for name in ("low", "high"):
-            assert record.splits[f"{split}.low-high.{name}"].documents == 397
+    found = {name: counts.documents for name, counts in record.splits.items()}
+    assert found == {
+        **{f"train.low-high.{name}": 397 for name in ("low", "high")},
+        **{f"valid.low-high.{name}": 130 for name in ("low", "high")},
+    }
     assert str(texts) not in json.dumps(record.settings) + json.dumps(record.corpus)
 
 
 @pytest.mark.parametrize(
     ("source", "target", "given", "names"),
     [
-        ("train.de", "train.en", (None, None), ("de", "en")),
-        ("train.de", "train.en", (None, "fr"), ("de", "fr")),
+        ("a.de", "a.en", (None, None), ("de", "en")),
+        ("a.de", "a.en", (None, "fr"), ("de", "fr")),
         ("source.txt", "target.txt", (None, None), ("src", "tgt")),
         ("source", "target", ("a", None), ("a", "tgt")),
     ],
@@ -192,10 +181,10 @@ def test_refusals(refused: Refused, texts: Path, txt: Path, tmp_path: Path) -> N
     """Every mix that makes no pairs is one sentence, and leaves nothing behind."""
     short = tmp_path / "short.en"
     short.write_text("one\n")
-    source, target = files(texts)[:2], files(texts)[2:]
+    source, target = files(texts)[:3], files(texts)[3:]
     for arguments, message in (
-        (source, "--source: got .*train.de without --target; pairs have two sides"),
-        (target, "--target: got .*train.en without --source"),
+        (source, "--source: got .*a.de without --target; pairs have two sides"),
+        (target, "--target: got .*a.en without --source"),
         ([*source, *target, "--valid-source", short], "without --valid-target"),
         (["--valid-source", short, "--valid-target", short], "without --source"),
         (["--source-lang", "de", txt], "--source-lang: got de without --source"),
@@ -203,8 +192,11 @@ def test_refusals(refused: Refused, texts: Path, txt: Path, tmp_path: Path) -> N
         ([*source, *target, "--valid", short], "pairs take --valid-source"),
         ([*source, *target, "--document", "file"], "with --document file"),
         ([*source, *target, "--frameworks", "megatron"], "got 'megatron'; legal are fairseq"),
-        ([*source, "--target", short], "got 1 lines in the second and 400 in the first"),
-        ([*source, *target, short], "--target: got 2 files and 1 files"),
+        (
+            [*source, target[0], target[1], short],
+            r"short\.en: got 1, and 267 lines in .*b\.de; line i",
+        ),
+        ([*source, *target, short], "--target: got 3, and 2 files"),
         ([*source, "--target", "nowhere"], "--target: got nowhere; there is no such file"),
     ):
         error = refused(*arguments)
@@ -228,7 +220,6 @@ def test_copy_task(tmp_path: Path) -> None:
     command = ["prepare", *options, "--out", str(tmp_path / "o"), "--vocab-size", "800", "--quiet"]
     assert main(command) == 0
     data = tmp_path / "o" / "fairseq"
-    assert (data / "train.src-tgt.src.bin").read_bytes() == (
-        data / "train.src-tgt.tgt.bin"
-    ).read_bytes()
+    source, target = ((data / f"train.src-tgt.{name}.bin").read_bytes() for name in ("src", "tgt"))
+    assert source == target
     assert manifest.load(tmp_path / "o").corpus["pairs"] == 2000

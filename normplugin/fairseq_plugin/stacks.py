@@ -66,6 +66,12 @@ class NormStack(nn.Module):
         """The placement."""
         return self.placing.scheme
 
+    def prepare(self, cfg, side, placing: Placing) -> None:
+        """Let upstream's constructor make the slots of the scheme, in its own order."""
+        self.placing = placing
+        cfg.layernorm_embedding = placing.scheme.embedding_norm
+        side.normalize_before = normalizes_before(placing.scheme)
+
     def place(self, dims: Dims) -> None:
         """Put the embedding norm and the final norm into upstream's slots, and add the card."""
         self.layernorm_embedding = self._stack_norm(self.scheme.embedding_norm, dims)
@@ -102,8 +108,7 @@ class NormEncoder(NormStack, TransformerEncoderBase):
     """
 
     def __init__(self, cfg, placing: Placing, *args):
-        self.placing = placing
-        cfg.encoder.normalize_before = normalizes_before(placing.scheme)
+        self.prepare(cfg, cfg.encoder, placing)
         super().__init__(cfg, *args)
         self.place(dims_of(cfg.encoder))
 
@@ -117,8 +122,7 @@ class NormDecoder(NormStack, TransformerDecoderBase):
     """Upstream's decoder with the layers and norms of a scheme; arguments as `NormEncoder`."""
 
     def __init__(self, cfg, placing: Placing, *args, **kwargs):
-        self.placing = placing
-        cfg.decoder.normalize_before = normalizes_before(placing.scheme)
+        self.prepare(cfg, cfg.decoder, placing)
         super().__init__(cfg, *args, **kwargs)
         self.place(dims_of(cfg.decoder))
 

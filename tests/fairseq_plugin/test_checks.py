@@ -115,6 +115,8 @@ def test_tasks_from_outside():
         "--arch normformer_tiny --activation-dropout 0.1",
         "--arch normformer_tiny --adaptive-softmax-cutoff 20,40 --criterion adaptive_loss",
         "--arch periln_tiny --adaptive-input --adaptive-input-cutoff 20,40",
+        "--arch periln_tiny --adaptive-input --adaptive-input-cutoff 20,40 --tie-adaptive-weights "
+        "--adaptive-softmax-cutoff 20,40 --criterion adaptive_loss",
         "--arch outputln_tiny --decoder-layerdrop 0.2 --decoder-learned-pos",
         "--arch normformer_tiny --character-embeddings --activation-fn relu_squared",
     ],

@@ -133,4 +133,4 @@ def test_masked_lm_masks(prepared: Path) -> None:
         assert restored[0] == task.source_dictionary.bos()
         text += restored[1:]
     assert text == [i for item in fairseq_items(prepared, "train") for i in item]
-    assert 0.10 < masks / len(text) < 0.14
+    assert 0.10 < masks / len(text) < 0.14 and task.mask_idx not in text

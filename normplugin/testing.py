@@ -45,8 +45,8 @@ def gradients(
 def saved_bytes(function: Callable[[], Tensor]) -> int:
     """Return the bytes that outlive ``function`` for its backward pass, its output left out.
 
-    Counted is what exists afterwards and did not before: neither parameters nor inputs. The function
-    runs twice: what its first call caches is not for the backward pass.
+    Counted is what exists afterwards and did not before: neither parameters nor inputs. The
+    function runs twice: what its first call caches is not for the backward pass.
     """
     function()
     with _Allocations() as allocations:

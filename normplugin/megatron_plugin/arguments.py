@@ -42,6 +42,7 @@ _FLAGS: tuple[tuple[str, str], ...] = (
     ("residual_scale", "learn a vector on the FFN's skip path (ResScale)"),
     ("embedding_norm", "norm on the embeddings"),
 )
+WARM_START = "norm_warm_start"
 NAMES = tuple(name for name, _ in (*_OPTIONS, *_FLAGS))
 
 
@@ -52,7 +53,7 @@ def add_norm_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         SchemeError: If the parser already has an option of one of these names.
     """
     taken = {word for action in parser._actions for word in (*action.option_strings, action.dest)}
-    for name in (*NAMES, "cpu_emulation"):
+    for name in (*NAMES, WARM_START, "cpu_emulation"):
         if flag_of(name) in taken or name in taken:
             raise SchemeError(
                 f"{flag_of(name)}: got an option of this name from Megatron or the script; legal "
@@ -63,6 +64,11 @@ def add_norm_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         group.add_argument(flag_of(name), default=None, help=text)
     for name, text in _FLAGS:
         group.add_argument(flag_of(name), action="store_true", help=text)
+    group.add_argument(
+        flag_of(WARM_START),
+        action="store_true",
+        help="let --pretrained-checkpoint be one of Pre-LN; the added tensors start fresh",
+    )
     group.add_argument(
         "--cpu-emulation", action="store_true", help="emulate CUDA on the CPU, to try a script"
     )
@@ -92,7 +98,7 @@ def split_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         )
     if spec and len(spec) == 2 and spec[0] == _SPECS:
         ours.norm_scheme, rest = spec[1].replace("_", "+"), without_spec
-    given = [name for name in NAMES if getattr(ours, name)]
+    given = [name for name in (*NAMES, WARM_START) if getattr(ours, name)]
     if given and ours.norm_scheme is None:
         raise SchemeError(
             f"{flag_of(given[0])}: got it without a scheme; it changes a scheme. "
@@ -125,6 +131,13 @@ def megatron_flags(ours: argparse.Namespace, rest: Sequence[str]) -> list[str]:
     # Megatron sums the gradients of q_layernorm and k_layernorm over TP only with its option on.
     if scheme.qk_norm == "head" and "--qk-layernorm" not in rest:
         flags.append("--qk-layernorm")
+    if getattr(ours, WARM_START):
+        if _peek(rest, "--pretrained-checkpoint")[0] is None:
+            raise SchemeError(
+                "--norm-warm-start: got it without a checkpoint to start from. "
+                "Add --pretrained-checkpoint DIR."
+            )
+        flags += ["--dist-ckpt-strictness", "log_unexpected"]  # the added tensors are not in it
     return flags
 
 

@@ -21,7 +21,7 @@ except ImportError as error:
     ) from error
 
 from normplugin.errors import SchemeError
-from normplugin.megatron_plugin.arguments import NAMES, scheme_from_args
+from normplugin.megatron_plugin.arguments import NAMES, WARM_START, scheme_from_args
 from normplugin.megatron_plugin.layers import SchemeLayer
 from normplugin.megatron_plugin.resume import saved_arguments
 from normplugin.placement import NormScheme
@@ -31,7 +31,7 @@ _options: dict[str, Any] = {}
 
 def choose(options: Mapping[str, Any]) -> None:
     """Set the options of this process for a script whose parser does not know them."""
-    _options.update({name: options[name] for name in NAMES})
+    _options.update({name: options[name] for name in (*NAMES, WARM_START)})
 
 
 def scheme() -> NormScheme:

@@ -78,12 +78,12 @@ def _launch(words: Sequence[str]) -> None:
 def _check_stock(arguments: Sequence[str]) -> None:
     """Refuse a checkpoint of a scheme for Megatron's own model, which would drop its norms."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--load", "--ckpt-step"):
+    for flag in ("--load", "--ckpt-step", "--pretrained-checkpoint"):
         parser.add_argument(flag, default=None)
     parser.add_argument("--spec", nargs="*", default=None)
     parser.add_argument("--use-checkpoint-args", action="store_true")
     known, _ = parser.parse_known_args(list(arguments))
-    if known.load and known.spec is None and not known.use_checkpoint_args:
+    if known.spec is None and not known.use_checkpoint_args:
         from normplugin.megatron_plugin.resume import check_resume
 
         check_resume(known, None)

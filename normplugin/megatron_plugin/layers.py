@@ -7,6 +7,7 @@ built from (placing.py): around the residual add (residual.py) and in the linear
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -15,8 +16,8 @@ from torch import Tensor
 from normplugin.megatron_plugin.checks import check_config, complete_scheme
 from normplugin.megatron_plugin.norms import MegatronNorm
 from normplugin.megatron_plugin.placing import base_submodules, place
-from normplugin.megatron_plugin.resume import check_run
-from normplugin.megatron_plugin.sites import check_promises
+from normplugin.megatron_plugin.resume import check_run, report_fresh
+from normplugin.megatron_plugin.sites import added_names, check_promises
 from normplugin.placement import NormScheme
 
 
@@ -53,7 +54,7 @@ class SchemeLayer(TransformerLayer):
     ):
         scheme = complete_scheme(scheme if isinstance(scheme, NormScheme) else scheme(), config)
         check_config(config, scheme)
-        check_run(scheme)
+        warm_start = check_run(scheme)
         start = base_submodules(config) if submodules is None else submodules
         super().__init__(config, place(start, scheme, config), layer_number, *args, **kwargs)
         self.scheme = scheme
@@ -66,6 +67,8 @@ class SchemeLayer(TransformerLayer):
         if scheme.embedding_norm or "C" in scheme.ffn:
             config.hetereogenous_dist_checkpoint = True  # layers differ: one key per layer
         check_promises(self)
+        if warm_start:
+            self.register_load_state_dict_post_hook(partial(report_fresh, added_names(self)))
 
     def forward(self, hidden_states: Tensor, *args, **kwargs):
         """Megatron's forward, after the embedding norm in the first layer."""

@@ -63,6 +63,16 @@ def layer_sites(layer) -> list[Site]:
     return sites
 
 
+def added_names(layer) -> list[str]:
+    """Return the names below a layer of the parameters that its scheme adds to Pre-LN."""
+    return [
+        name
+        for site in layer_sites(layer)
+        if site.role != "input"
+        for name in parameter_names(site, layer.scheme, layer)
+    ]
+
+
 def check_promises(layer) -> None:
     """Compare what the layer's scheme promises on this rank with what exists.
 

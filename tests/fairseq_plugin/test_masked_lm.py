@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from fairseq.models.roberta import RobertaModel
@@ -26,6 +28,11 @@ def build(*argv: str, **kwargs):
     return build_model(*TASK, *argv, **kwargs)
 
 
+@cache
+def baseline_parameters():
+    return dict(build("--arch", "roberta_prenorm", *SMALL).named_parameters())
+
+
 @pytest.mark.parametrize(
     ("mine", "upstream"),
     [
@@ -45,7 +52,7 @@ def test_upstream_bit_for_bit(mine, upstream):
 @pytest.mark.parametrize("argv", EVERY, ids=" ".join)
 def test_a_scheme_starts_from_the_baselines_matrices(argv):
     """All schemes draw upstream's BERT initialisation, the head-scaled projection included."""
-    baseline = dict(build("--arch", "roberta_prenorm", *SMALL).named_parameters())
+    baseline = baseline_parameters()
     for name, parameter in build(*argv, *SMALL).named_parameters():
         if parameter.ndim > 1:
             assert torch.equal(parameter, baseline[name]), name
@@ -91,9 +98,9 @@ def test_the_heads_own_norm_is_upstreams_and_spared_from_decay():
 def test_checkpoint_activations_gives_equal_gradients(argv):
     """Activation checkpointing changes no gradient, dropout included."""
     argv = [*argv, *SMALL, "--residual-scale"]
-    plain, checkpointed = (
-        loss_and_gradients(build(*argv, *o), train=True) for o in ([], ["--checkpoint-activations"])
-    )
+    models = [build(*argv, *o) for o in ([], ["--checkpoint-activations"])]
+    assert hasattr(models[1].encoder.sentence_encoder.layers[1], "precheckpoint_forward")
+    plain, checkpointed = (loss_and_gradients(model, train=True) for model in models)
     for name in plain[1]:
         torch.testing.assert_close(checkpointed[1][name], plain[1][name])
 

@@ -11,7 +11,7 @@ from fairseq.modules.transformer_layer import (
 from torch import nn
 
 from normplugin.diagnostics.mapping import Gain, Group, Layer, ModelMap, Place, Tap
-from normplugin.diagnostics.records import DiagnosticsError
+from normplugin.diagnostics.options import DiagnosticsError
 from normplugin.fairseq_plugin.sites import norm_parameters, parameter_names
 from normplugin.norms import Norm
 from normplugin.placement import NormScheme, resolve_scheme
@@ -39,7 +39,9 @@ def map_model(model: nn.Module) -> ModelMap:
             f"--diagnostics-interval: got a {type(model).__name__}; it has no decoder.layers or "
             "encoder.layers of fairseq's transformer layers. Train without it."
         )
-    layers, groups, gains = [], [], []
+    layers: list[Layer] = []
+    groups: list[Group] = []
+    gains: list[Gain] = []
     for name, (_, stack) in stacks.items():
         for number, layer in enumerate(_layers(stack), 1):
             layers.append(_layer(name, number, layer))

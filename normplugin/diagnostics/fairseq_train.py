@@ -24,8 +24,8 @@ from fairseq_cli import train
 from torch import Tensor
 
 from normplugin.diagnostics.fairseq_map import map_model
-from normplugin.diagnostics.records import DiagnosticsError
-from normplugin.diagnostics.session import Scalars, Session, check_interval
+from normplugin.diagnostics.options import DiagnosticsError, check_interval
+from normplugin.diagnostics.session import Scalars, Session
 
 PROGRAM = "normplugin.diagnostics.fairseq_train"
 # Their gradients are flattened, sharded or local when they are clipped.

@@ -19,13 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from normplugin.errors import NormPluginError
+from normplugin.diagnostics.options import DiagnosticsError
 
 SCHEMA = 1
-
-
-class DiagnosticsError(NormPluginError, RuntimeError):
-    """Records that cannot be read or written, or a run that cannot be measured."""
 
 
 @dataclass(frozen=True)

@@ -13,25 +13,12 @@ from normplugin.diagnostics import records
 from normplugin.diagnostics.mapping import ModelMap, Place
 from normplugin.diagnostics.probe import Probe
 from normplugin.diagnostics.quantities import headroom_bits
-from normplugin.diagnostics.records import DiagnosticsError, Record
+from normplugin.diagnostics.records import Record
 from normplugin.diagnostics.tally import Key
 
 Scalars = Callable[[dict[str, float], int], None]
 RUN = ("", None, "run")
 _HEADROOM = {"max_abs": "headroom_bits", "raw_max_abs": "raw_headroom_bits"}
-
-
-def check_interval(value: object) -> int:
-    """Return the interval of ``--diagnostics-interval``; raise `DiagnosticsError` if it is none."""
-    try:
-        interval = int(str(value))
-    except ValueError:
-        interval = 0
-    if interval < 1:
-        raise DiagnosticsError(
-            f"--diagnostics-interval: got {value!r}; legal are whole numbers from 1 on. Try 100."
-        )
-    return interval
 
 
 class Session:

@@ -43,6 +43,7 @@ _FLAGS: tuple[tuple[str, str], ...] = (
     ("embedding_norm", "norm on the embeddings"),
 )
 WARM_START = "norm_warm_start"
+DIAGNOSTICS = ("diagnostics_interval", "diagnostics_file")
 NAMES = tuple(name for name, _ in (*_OPTIONS, *_FLAGS))
 
 
@@ -53,7 +54,7 @@ def add_norm_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
         SchemeError: If the parser already has an option of one of these names.
     """
     taken = {word for action in parser._actions for word in (*action.option_strings, action.dest)}
-    for name in (*NAMES, WARM_START, "cpu_emulation"):
+    for name in (*NAMES, WARM_START, "cpu_emulation", *DIAGNOSTICS):
         if flag_of(name) in taken or name in taken:
             raise SchemeError(
                 f"{flag_of(name)}: got an option of this name from Megatron or the script; legal "
@@ -71,6 +72,14 @@ def add_norm_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
     )
     group.add_argument(
         "--cpu-emulation", action="store_true", help="emulate CUDA on the CPU, to try a script"
+    )
+    group.add_argument(
+        "--diagnostics-interval",
+        metavar="N",
+        help="measure the first iteration and every N-th: gradients, stream, sublayers, gains",
+    )
+    group.add_argument(
+        "--diagnostics-file", metavar="PATH", help="where the measured numbers go, as JSON lines"
     )
     return parser
 

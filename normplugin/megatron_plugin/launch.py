@@ -17,8 +17,15 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from normplugin.diagnostics.options import DiagnosticsError, check_interval
 from normplugin.errors import NormPluginError, SchemeError
-from normplugin.megatron_plugin.arguments import add_norm_arguments, megatron_flags, split_options
+from normplugin.megatron_plugin.arguments import (
+    DIAGNOSTICS,
+    add_norm_arguments,
+    flag_of,
+    megatron_flags,
+    split_options,
+)
 
 PROGRAM = "normplugin.megatron_plugin.launch"
 
@@ -49,12 +56,31 @@ def reported(program: str, run: Callable[[], None]) -> int:
 def start(ours: argparse.Namespace, rest: Sequence[str]) -> list[str]:
     """Check the scheme, begin the emulation; return what Megatron's parser must also be given."""
     flags = megatron_flags(ours, rest)
+    _check_diagnostics(ours)
     if ours.cpu_emulation:
         from normplugin.megatron_plugin import cpu_emulation
 
         flags += cpu_emulation.default_flags(rest)
         cpu_emulation.enable()
     return flags
+
+
+def watch(ours: argparse.Namespace) -> None:
+    """Measure Megatron's training where that is asked for; imports Megatron's trainer."""
+    if ours.diagnostics_interval is not None:
+        from normplugin.diagnostics import megatron_train
+
+        path = Path(ours.diagnostics_file).absolute()
+        megatron_train.install(check_interval(ours.diagnostics_interval), path)
+
+
+def _check_diagnostics(ours: argparse.Namespace) -> None:
+    interval, file = (flag_of(name) for name in DIAGNOSTICS)
+    if (ours.diagnostics_interval is None) != (ours.diagnostics_file is None):
+        given, missing = (file, interval) if ours.diagnostics_file else (interval, file)
+        raise DiagnosticsError(f"{given}: got it without {missing}. Give both, or none.")
+    if ours.diagnostics_interval is not None:
+        check_interval(ours.diagnostics_interval)
 
 
 def _launch(words: Sequence[str]) -> None:
@@ -72,6 +98,7 @@ def _launch(words: Sequence[str]) -> None:
         chosen.choose(vars(ours))
     else:
         _check_stock(arguments)
+    watch(ours)
     runpy.run_path(script, run_name="__main__")
 
 

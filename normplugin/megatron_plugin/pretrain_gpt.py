@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from normplugin.errors import MissingFrameworkError
 from normplugin.megatron_plugin.arguments import split_options
-from normplugin.megatron_plugin.launch import reported, show_help, start
+from normplugin.megatron_plugin.launch import reported, show_help, start, watch
 
 PROGRAM = "normplugin.megatron_plugin.pretrain_gpt"
 
@@ -45,6 +45,7 @@ def _train(words: list[str]) -> None:
         ) from error
     from normplugin.megatron_plugin.gpt import pretrain_gpt
 
+    watch(ours)
     pretrain_gpt()
 
 

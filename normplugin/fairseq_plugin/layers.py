@@ -23,6 +23,13 @@ from normplugin.fairseq_plugin.linears import HiddenNormLinear, NormedLinear, sp
 from normplugin.norms import Norm
 from normplugin.placement import NormScheme
 
+# Copies of its linears that 0.12.2's encoder layer keeps for torch's fused layer.
+_PACKED = tuple(
+    f"{linear}_{name}"
+    for linear in ("in_proj", "out_proj", "fc1", "fc2")
+    for name in ("weight", "bias")
+)
+
 
 def normalizes_before(scheme: NormScheme) -> bool:
     """Upstream's ``normalize_before``: True for a scheme without C."""
@@ -85,6 +92,8 @@ class EncoderLayer(TransformerEncoderLayerBase):
         place_ffn_sites(self, scheme, recompute_ffn_norm)
         # 0.12.2 evaluates with torch's fused layer where this is true; it knows no added site.
         self.can_use_fastpath = False
+        for name in _PACKED:
+            self._parameters.pop(name, None)
         skip = nn.Parameter(torch.ones(self.embed_dim)) if scheme.residual_scale else None
         self.register_parameter("w_resid", skip)
 
@@ -100,6 +109,16 @@ class EncoderLayer(TransformerEncoderLayerBase):
         """lambda * residual + x; upstream's decoder layer scales by itself."""
         scale = next(self._skip_scales)
         return super().residual_connection(x, residual if scale is None else scale * residual)
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        """Upstream's, and leave out the copies in a checkpoint of 0.12.2's own model."""
+        super().upgrade_state_dict_named(state_dict, name)
+        for packed in _PACKED:
+            state_dict.pop(f"{name}.{packed}", None)
+
+    def _load_from_state_dict(self, *args):
+        """torch's own: 0.12.2's makes the copies again."""
+        nn.Module._load_from_state_dict(self, *args)
 
 
 def place_attention_sites(layer: Any, name: str, scheme: NormScheme) -> None:

@@ -20,8 +20,6 @@ _IN_ATTENTION = {
     "query": "q_proj.output_norm",
     "key": "k_proj.output_norm",
 }
-# 0.12.2's encoder layer holds packed copies of its linears for a path that is never taken.
-_PACKED = {f"{name}_bias" for name in ("in_proj", "out_proj", "fc1", "fc2")}
 _IN_LAYER = {"hidden": "fc2.hidden_norm", "output": "fc2.output_norm", "residual_scale": "w_resid"}
 
 
@@ -101,8 +99,7 @@ def norm_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         if path.startswith(("embed_", "layers.")):
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            linear = isinstance(module, nn.Linear) and name == "bias"
-            if parameter.ndim == 1 and not linear and (path or name not in _PACKED):
+            if parameter.ndim == 1 and not (isinstance(module, nn.Linear) and name == "bias"):
                 yield f"{path}.{name}" if path else name, parameter
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from normplugin.fairseq_plugin import sites
@@ -9,6 +11,9 @@ from normplugin.placement import LETTERS, NAMED_SCHEMES
 
 SOURCE = torch.tensor([[5, 10, 11, 12, 13, 9, 2], [1, 1, 20, 21, 22, 23, 2]])  # left-padded
 TARGET = torch.tensor([[2, 30, 31, 32, 33, 34], [2, 40, 41, 42, 1, 1]])  # right-padded
+
+# 0.12.2's own encoder layer has copies of its linears that nothing trains.
+PACKED = re.compile(r"layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$")
 
 
 def every(suffix: str) -> list[list[str]]:
@@ -33,13 +38,14 @@ def loss_and_gradients(model, train: bool):
     goal = torch.randint(4, 60, scores.shape[:2])
     loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), goal.flatten())
     loss.backward()
-    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+    used = {n: p.grad for n, p in model.named_parameters() if not PACKED.search(n)}
+    return loss.detach(), used
 
 
 def assert_bit_identical(mine, upstream) -> None:
     """Names, initial values, losses (dropout off and on) and gradients are equal, bit for bit."""
     ours = [name for name in mine.state_dict() if not name.endswith("norm_card")]
-    assert ours == list(upstream.state_dict())
+    assert ours == [name for name in upstream.state_dict() if not PACKED.search(name)]
     theirs = dict(upstream.named_parameters())
     for name, parameter in mine.named_parameters():
         assert torch.equal(parameter, theirs[name]), name

@@ -51,10 +51,14 @@ def test_encoder_layer_with_an_attention_mask(name, options):
     assert_same(mine, reference(x, causal_mask(T, x)), x, names, layer, reference, FP32_SOFTMAX)
 
 
-def test_the_fused_layer_of_official_fairseq_is_never_taken():
-    """0.12.2 asks ``can_use_fastpath`` of a layer, and computes without added norms if it says yes.
-
-    Upstream's base class is not asked: this release has no such path.
-    """
-    for name in ("postln", "A+C", "normformer"):
-        assert build_encoder_layer(resolve_scheme(name)).can_use_fastpath is False
+@pytest.mark.parametrize("name", ["postln", "A+C", "B+C", "normformer"])
+def test_the_fused_layer_of_official_fairseq_is_never_taken(name):
+    """0.12.2 would take it for a loaded layer that never trained, if ``can_use_fastpath``."""
+    scheme = resolve_scheme(name, residual_scale=True)
+    layer, reference, _ = pair(scheme, activation_fn="relu")
+    reference.ffn.activation = torch.relu
+    layer.load_state_dict(layer.state_dict())
+    assert layer.can_use_fastpath is False
+    x = stream().detach()
+    found = layer.eval()(x, encoder_padding_mask=None)
+    torch.testing.assert_close(found, reference(x), **EXACT)

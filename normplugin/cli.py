@@ -21,6 +21,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "normplugin.compare.command",
         "train schemes against the upstream baseline",
     ),
+    "diagnose": (
+        "normplugin.diagnostics.command",
+        "measure a checkpoint: gradients, stream, sublayers, gains over depth",
+    ),
     "describe": (
         "normplugin.describe",
         "show the norms of a scheme, architecture or checkpoint",

@@ -55,8 +55,8 @@ def append(path: Path, records: Iterable[Record]) -> None:
             file.write(text.encode())
     except OSError as error:
         raise DiagnosticsError(
-            f"--diagnostics-file: got {path}; writing it failed ({error.strerror}). Name a file "
-            "that can be written."
+            f"records: got {path}; writing it failed ({error.strerror}). Name a file that can be "
+            "written."
         ) from None
 
 

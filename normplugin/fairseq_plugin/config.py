@@ -2,6 +2,7 @@
 
 # No postponed annotations: fairseq reads the types of dataclass fields.
 # ruff: noqa: UP045  (fairseq and old omegaconf read Optional[X])
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -19,11 +20,29 @@ from normplugin.placement import (
 
 # Upstream implements relu_squared (NormFormer's 2.7B recipe) and does not let it be chosen.
 ACTIVATIONS = ChoiceEnum([*get_available_activation_fns(), "relu_squared"])
+SIZES = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")  # in the order of `Dims`
 
 
 def about(text: str, legal: tuple[str, ...] = ()) -> dict[str, str]:
     """Return a field's metadata: its help text, with the legal values."""
     return {"help": text + (f" ({', '.join(legal)})" if legal else "")}
+
+
+def left_to_architecture(*names: str):
+    """Declare fields of a config's bases again, with None for "as the architecture says".
+
+    hydra fills in every default before it applies the architecture: one that is set would count as
+    typed by the user. Decorate the class before `dataclass` does.
+    """
+
+    def declare(cls: type) -> type:
+        inherited = {f.name: f for base in cls.__bases__[::-1] for f in dataclasses.fields(base)}
+        for name in names:
+            cls.__annotations__[name] = Optional[inherited[name].type]
+            setattr(cls, name, field(default=None, metadata=inherited[name].metadata))
+        return cls
+
+    return declare
 
 
 @dataclass
@@ -33,8 +52,8 @@ class SchemeConfig(FairseqDataclass):
     activation_fn: ACTIVATIONS = field(  # type: ignore[valid-type]
         default="relu", metadata=about("activation function to use")
     )
-    norm_scheme: str = field(
-        default="preln", metadata=about("where norms and learned scales sit", SCHEMES)
+    norm_scheme: Optional[str] = field(
+        default=None, metadata=about("where norms and learned scales sit", SCHEMES)
     )
     norm_type: Optional[str] = field(
         default=None, metadata=about("norm at every site; default layernorm", NORM_TYPES)
@@ -67,7 +86,7 @@ class SchemeConfig(FairseqDataclass):
 def scheme_of(cfg) -> NormScheme:
     """Return the checked scheme of a model config or of parsed arguments."""
     return resolve_scheme(
-        getattr(cfg, "norm_scheme", "preln"),
+        getattr(cfg, "norm_scheme", None) or "preln",
         norm_type=getattr(cfg, "norm_type", None),
         norm_eps=getattr(cfg, "norm_eps", None),
         norm_zero_centered=getattr(cfg, "norm_zero_centered", False),

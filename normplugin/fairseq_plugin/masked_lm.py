@@ -14,7 +14,13 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import OmegaConf
 
-from normplugin.fairseq_plugin.config import ACTIVATIONS, SchemeConfig, about
+from normplugin.fairseq_plugin.config import (
+    ACTIVATIONS,
+    SIZES,
+    SchemeConfig,
+    about,
+    left_to_architecture,
+)
 from normplugin.fairseq_plugin.sites import mark
 from normplugin.fairseq_plugin.stacks import NormEncoder, Placing, placing_of
 
@@ -42,6 +48,7 @@ _RobertaConfig: Any = make_dataclass(
 
 
 @dataclass
+@left_to_architecture(*(f"encoder_{size}" for size in SIZES))
 class NormMaskedLanguageModelConfig(SchemeConfig, _RobertaConfig):
     """Upstream's options of ``roberta`` and ours."""
 

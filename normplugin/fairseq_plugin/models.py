@@ -9,11 +9,15 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 
-from normplugin.fairseq_plugin.config import SchemeConfig
+from normplugin.fairseq_plugin.config import SIZES, SchemeConfig, left_to_architecture
 from normplugin.fairseq_plugin.stacks import NormDecoder, placing_of
 
 
 @dataclass
+@left_to_architecture(
+    *(f"decoder_{size}" for size in SIZES),
+    *("activation_fn", "attention_dropout", "decoder_input_dim", "decoder_output_dim"),
+)
 class NormLanguageModelConfig(SchemeConfig, TransformerLanguageModelConfig):
     """Upstream's options of ``transformer_lm`` and ours."""
 

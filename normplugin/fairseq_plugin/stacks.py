@@ -17,8 +17,9 @@ from fairseq.tasks import FairseqTask
 from torch import nn
 
 from normplugin.fairseq_plugin import checkpoint
-from normplugin.fairseq_plugin.checks import check_task, check_upstream_options
+from normplugin.fairseq_plugin.checks import check_task
 from normplugin.fairseq_plugin.config import scheme_of
+from normplugin.fairseq_plugin.defaults import complete
 from normplugin.fairseq_plugin.layers import DecoderLayer, EncoderLayer, normalizes_before
 from normplugin.fairseq_plugin.sites import check_promises, promised_layer, promised_stack
 from normplugin.norms import Norm
@@ -43,11 +44,14 @@ class Placing:
 
 
 def placing_of(cfg, task: FairseqTask, kind: str) -> Placing:
-    """Return what a model config asks for; raise `SchemeError` for what cannot work."""
+    """Complete a model config and return what it asks for.
+
+    Raises:
+        SchemeError: For what cannot work.
+    """
     check_task(type(task), kind)
-    placing = Placing(scheme_of(cfg), kind, cfg.recompute_ffn_norm)
-    check_upstream_options(cfg, placing.scheme)
-    return placing
+    complete(cfg, kind)
+    return Placing(scheme_of(cfg), kind, cfg.recompute_ffn_norm)
 
 
 def dims_of(side) -> Dims:

@@ -11,7 +11,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 
-from normplugin.fairseq_plugin.config import SchemeConfig, about
+from normplugin.fairseq_plugin.config import SIZES, SchemeConfig, about, left_to_architecture
 from normplugin.fairseq_plugin.stacks import NormDecoder, NormEncoder, placing_of
 
 
@@ -33,6 +33,7 @@ _TransformerConfig: Any = make_dataclass(
 
 
 @dataclass
+@left_to_architecture(*(f"{side}_{size}" for side in ("encoder", "decoder") for size in SIZES))
 class NormTransformerConfig(SchemeConfig, _TransformerConfig):
     """Upstream's options of ``transformer`` and ours."""
 
@@ -71,9 +72,6 @@ class NormTransformer(TransformerModelBase):
     def build_model(cls, args, task):
         """Build the model; encoder and decoder compare what is promised with what exists."""
         placing = placing_of(args, task, "encoder_decoder")
-        for name in ("decoder_input_dim", "decoder_output_dim"):
-            if getattr(args, name) is None:
-                setattr(args, name, args.decoder_embed_dim)
         cfg = TransformerConfig.from_namespace(args)
         cfg.placing = placing  # for the two methods below
         return super().build_model(cfg, task)

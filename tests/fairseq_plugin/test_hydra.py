@@ -1,0 +1,137 @@
+"""``fairseq-hydra-train`` builds what ``fairseq-train`` builds: every architecture and option."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+
+import pytest
+import torch
+from fairseq import models
+from fairseq.dataclass.utils import interpret_dc_type
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq_builders import parse
+from hydra_builders import built, hydra_config, task_of
+from kinds import SOURCE, TARGET
+from omegaconf import OmegaConf
+
+from normplugin.fairseq_plugin.archs import MODELS
+from normplugin.fairseq_plugin.checks import _REPLACED, TASKS
+from normplugin.fairseq_plugin.stacks import placing_of
+from normplugin.placement import KINDS
+from normplugin.presets import ARCHITECTURES
+
+OURS = {
+    "norm_scheme": "normformer",
+    "norm_type": "rmsnorm",
+    "norm_eps": 0.003,
+    "norm_zero_centered": True,
+    "head_scale": "after-out-proj",
+    "residual_scale": True,
+    "qk_norm": "head",
+    "embedding_norm": True,
+    "output_norm_init": 0.25,
+    "recompute_ffn_norm": True,
+}
+# Refused, or decided by the scheme.
+LEFT_OUT = {*_REPLACED, "_name", "encoder_normalize_before", "decoder_normalize_before"}
+LEFT_OUT |= {"base_sublayers", "base_shuffle"}
+
+
+def configs(monkeypatch, kind: str, arch: str, options: dict[str, object]):
+    """The task and the two model configs, by command line and by hydra."""
+    task = TASKS[kind][0]
+    words, overrides = [], [f"+task._name={task}", "+task.data=data", f"+model._name={arch}"]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}", *[str(value)] * (not isinstance(value, bool))]
+        overrides.append(f"+model.{name}={value if isinstance(value, bool) else repr(value)}")
+    return (
+        parse("--task", task, "--arch", arch, *words),
+        hydra_config(monkeypatch, *overrides),
+    )
+
+
+def completed(monkeypatch, cfg, kind: str) -> dict:
+    """What the model class makes of a config."""
+    task = task_of(cfg)
+
+    def stop(cls, args, task):
+        placing_of(args, task, kind)
+        return OmegaConf.to_container(args, resolve=True, enum_to_str=True)
+
+    monkeypatch.setattr(MODEL_REGISTRY[MODELS[kind][0]], "build_model", classmethod(stop))
+    return models.build_model(cfg.model, task)
+
+
+def plain(config: dict) -> dict:
+    """A config without the leftovers of upstream's own architecture functions."""
+    return {k: v for k, v in config.items() if k not in ("_name", "arch", "base_shuffle")}
+
+
+# Scheme and size are independent: every size, and every scheme of every kind.
+@pytest.mark.parametrize(
+    "name", [n for n, a in ARCHITECTURES.items() if a.scheme == "normformer" or n.endswith("tiny")]
+)
+def test_every_architecture(name, monkeypatch):
+    """hydra's defaults, which come before the architecture, hide none of its values."""
+    kind = ARCHITECTURES[name].kind
+    line, hydra = (
+        plain(completed(monkeypatch, cfg, kind)) for cfg in configs(monkeypatch, kind, name, {})
+    )
+    assert hydra == line
+
+
+def upstreams(kind: str) -> dict[str, object]:
+    """A value that is not the default, for each of upstream's options of a kind's model."""
+    found: dict[str, object] = {}
+    for field in dataclasses.fields(MODEL_DATACLASS_REGISTRY[MODELS[kind][0]]):
+        if field.name in LEFT_OUT | OURS.keys() or str(field.default).startswith("${"):
+            continue
+        of = interpret_dc_type(interpret_dc_type(field.type))
+        if of is bool:
+            found[field.name] = not field.default
+        elif issubclass(of, Enum):
+            found[field.name] = list(of)[-1].value
+        else:
+            found[field.name] = {int: 4, float: 0.25, str: "1,2"}[of]
+    return found
+
+
+@pytest.mark.parametrize("whose", ["ours", "upstreams"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option(kind, whose, monkeypatch):
+    """Every option of the model, ours and upstream's, arrives by both ways."""
+    options = OURS if whose == "ours" else upstreams(kind)
+    assert len(options) > 9
+    name = next(a.name for a in ARCHITECTURES.values() if a.kind == kind)
+    line, hydra = (
+        plain(completed(monkeypatch, cfg, kind))
+        for cfg in configs(monkeypatch, kind, name, options)
+    )
+    assert hydra == line
+    assert {option: line[option] for option in options} == options
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_models_own_name(kind, monkeypatch):
+    """Without an architecture the model is the kind's preln, or any scheme in its shape."""
+    base = next(a.name for a in ARCHITECTURES.values() if a.kind == kind)
+    _, named = configs(monkeypatch, kind, MODELS[kind][0], {"norm_scheme": "periln"})
+    line, _ = configs(monkeypatch, kind, base, {"norm_scheme": "periln"})
+    found, expected = (plain(completed(monkeypatch, cfg, kind)) for cfg in (named, line))
+    assert found == expected
+
+
+@pytest.mark.parametrize("suffix", ["", "_mlm", "_mt"])
+def test_the_built_models_are_equal(suffix, monkeypatch):
+    """Values and logits of the two built models are equal, bit for bit."""
+    name = f"normformer{suffix}_tiny"
+    options = {"qk_norm": "head", "residual_scale": True, "embedding_norm": True}
+    line, hydra = (
+        built(cfg).eval() for cfg in configs(monkeypatch, ARCHITECTURES[name].kind, name, options)
+    )
+    assert list(hydra.state_dict()) == list(line.state_dict())
+    for key, value in line.state_dict().items():
+        assert torch.equal(hydra.state_dict()[key], value), key
+    batch = (SOURCE, None, TARGET) if suffix == "_mt" else (SOURCE,)
+    assert torch.equal(hydra(*batch)[0], line(*batch)[0])

@@ -101,10 +101,11 @@ class DiagnosticsTrainer(Trainer):
 
     def clip_grad_norm(self, clip_norm):
         """Gradients are here summed over workers and normalised, and not yet clipped."""
-        if self._session.probe.attached:
-            factor = _unscaling(self.optimizer)
-            self._session.probe.add_gradients(lambda p: p.grad, factor)
-            self._session.probe.add_gains()
+        probe = self._session.probe
+        if probe.attached:
+            if self.is_data_parallel_master:  # every rank holds the same gradients
+                probe.add_gradients(lambda p: p.grad, _unscaling(self.optimizer))
+            probe.add_gains()
         return super().clip_grad_norm(clip_norm)
 
     def _prepare_sample(self, sample, is_dummy=False):

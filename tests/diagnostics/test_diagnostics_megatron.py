@@ -1,0 +1,145 @@
+"""Megatron's own trainer, measured: the same losses, and numbers that do not depend on the layout.
+
+All runs go on from one checkpoint of one process: iteration 3 has the same weights and batch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics as stdlib_module
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from megatron_trainer import (
+    ENTRY,
+    LAUNCH,
+    TINY,
+    TP2,
+    data_options,
+    environment,
+    execute,
+    losses,
+    torchrun,
+)
+
+from normplugin.cli import main
+from normplugin.diagnostics import records
+
+if importlib.util.find_spec("megatron.training") is None:
+    pytest.skip("megatron-core before 0.17 has no trainer", allow_module_level=True)
+SCHEME = "--norm-scheme A+C --norm-zero-centered --residual-scale --embedding-norm".split()
+STILL = "--hidden-dropout 0 --attention-dropout 0 --eval-iters 0 --train-iters 3".split()
+WEIGHTS_ONLY = ["--no-load-optim", "--no-load-rng"]
+RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+LAYOUTS = {
+    "tensor and sequence parallel, recomputed": [*TP2, *RECOMPUTE.split()],
+    "pipeline parallel": ["--pipeline-model-parallel-size", "2"],
+    "distributed optimizer": ["--use-distributed-optimizer"],
+}
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Train a tiny GPT under the CPU emulation, to iteration 3; return all it printed."""
+    folder = tmp_path_factory.mktemp("runs")
+    library = Path(stdlib_module.__file__).parent
+    files = [str(library / "argparse.py"), "--valid", str(library / "textwrap.py")]
+    sizes = "--vocab-size 400 --document file --frameworks megatron --quiet".split()
+    assert main(["prepare", *files, "--out", str(folder / "data"), *sizes]) == 0
+
+    def run(processes: int, *options: object) -> str:
+        words = [ENTRY, *TINY, *data_options(folder / "data"), *STILL, *options]
+        return execute(torchrun(processes, *words), folder)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(train, tmp_path_factory) -> tuple[Path, str]:
+    """A run without diagnostics: its checkpoint of iteration 2 and its log."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    log = train(1, *SCHEME, "--save", folder, "--save-interval", 2)
+    (folder / "latest_checkpointed_iteration.txt").write_text("2")
+    return folder, log
+
+
+@pytest.fixture(scope="module")
+def one(train, plain, tmp_path_factory) -> tuple[dict, str]:
+    """The numbers of one process, and its log."""
+    file = tmp_path_factory.mktemp("one") / "d.jsonl"
+    watch = ["--diagnostics-interval", 3, "--diagnostics-file", file]
+    log = train(1, *SCHEME, "--load", plain[0], *watch, "--tensorboard-dir", file.parent)
+    return numbers(file), log
+
+
+def numbers(file: Path) -> dict:
+    found, warnings = records.read(file)
+    assert warnings == [] and len(file.read_text().splitlines()) == len(found)
+    return {r.place: r.value for r in found}
+
+
+def test_the_loss_is_that_of_a_plain_run(plain, one):
+    """To every printed digit; the whole gradient norm is Megatron's own."""
+    found, log = one
+    assert losses(log)[3] == pytest.approx(losses(plain[1])[3], abs=3e-6)
+    assert f"grad norm: {losses(plain[1])[3][1]}" in log
+    assert {key[0] for key in found} == {3}
+    total = found[(3, "", None, "run", "gradient_norm")]
+    assert total == pytest.approx(losses(log)[3][1], abs=6e-4)
+    assert None not in found.values()
+    assert {key[2] for key in found} == {0, 1, 2, None}
+
+
+def test_gains_are_those_applied_and_the_last_c_is_the_final_norm(one):
+    """Zero-centred gains are reported as 1 + w; the stream leaves the last layer normalised."""
+    found, _ = one
+    for part in ("attention.input", "attention.residual", "ffn.residual_scale"):
+        assert found[(3, "decoder", 1, part, "gain_mean")] == pytest.approx(1.0, abs=0.01)
+    for layer in (1, 2):
+        variance = found[(3, "decoder", layer, "stream", "variance")]
+        assert variance == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_processes_report_what_one_does(layout, train, plain, one, tmp_path):
+    """One file, written once, global layer numbers, equal numbers."""
+    file = tmp_path / "d.jsonl"
+    watch = ["--diagnostics-interval", 3, "--diagnostics-file", file]
+    train(2, *SCHEME, "--load", plain[0], *WEIGHTS_ONLY, *LAYOUTS[layout], *watch)
+    found, expected = numbers(file), one[0]
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        # fp32 sums in another order; the largest contribution is a difference of larger numbers
+        assert found[key] == pytest.approx(value, rel=3e-5, abs=1e-7), key
+
+
+@pytest.mark.parametrize("entry", [[ENTRY], [LAUNCH, __file__]])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--diagnostics-interval 3", "--diagnostics-interval: got it without --diagnostics-file."),
+        ("--diagnostics-file x", "--diagnostics-file: got it without --diagnostics-interval."),
+        ("--diagnostics-interval no --diagnostics-file x", "--diagnostics-interval: got 'no';"),
+    ],
+)
+def test_bad_options_are_one_sentence(entry, options, message):
+    """Exit code 2 before Megatron is imported."""
+    command = [sys.executable, "-m", *entry, *options.split()]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"error: {message}" in done.stderr
+
+
+def test_cuda_graphs_are_refused(monkeypatch):
+    """Their replays pass no hook."""
+    monkeypatch.setattr(sys, "argv", ["x"])
+    from types import SimpleNamespace
+
+    from normplugin.diagnostics.megatron_train import _check
+    from normplugin.diagnostics.options import DiagnosticsError
+
+    _check(SimpleNamespace(cuda_graph_impl="none", enable_cuda_graph=False))
+    with pytest.raises(DiagnosticsError, match="--cuda-graph-impl: got 'local' with --diagnost"):
+        _check(SimpleNamespace(cuda_graph_impl="local"))

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from labelled_corpus import write_labelled
+from parallel_corpus import short_lines, write_parallel
 
 REPO = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
@@ -50,8 +52,11 @@ def marked(document: Path) -> list[str]:
 
 def test_the_readmes_commands_run(folder):
     """Prepare, train and evaluate run; the dead flags of upstream change no parameter count."""
-    start, megatron, proof = marked(REPO / "README.md")
+    start, kinds, megatron, proof = marked(REPO / "README.md")
     run(start, folder)
+    write_labelled(folder)
+    write_parallel(folder, short_lines(200))
+    assert "BLEU" in run(kinds, folder)
     assert "emulat" in run(megatron, folder).lower()
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
     counts = re.findall(r"num. shared model params: ([\d,]+)", run(proof, folder))

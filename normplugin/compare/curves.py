@@ -1,0 +1,181 @@
+"""Which pictures a comparison's results give: losses along the runs, and by learning rate."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+from normplugin.compare.pictures import Line, Picture
+from normplugin.compare.results import FINISHED, Arm, Point, Results, Run
+
+_LOSS = "validation loss (nats per token)"
+_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+
+
+def losses(results: Results) -> Iterator[Picture]:
+    """Yield validation loss over updates and over time, its distance to the baseline, training."""
+    curves = [mean_curve(arm) for arm in results.arms]
+    if not any(curves):
+        return
+    names = [arm.name for arm in results.arms]
+    ends = {n: curve[-1].loss for n, curve in zip(names, curves, strict=True) if curve}
+    alt = "at the end " + listed(ends)
+    unit, seconds = _unit([point.seconds for curve in curves for point in curve])
+    yield Picture(
+        "loss-updates",
+        "Validation loss by updates",
+        "updates",
+        _LOSS,
+        _valid(results.arms, lambda point: point.update),
+        alt,
+        "Same number of updates, so the same training text. Lower is better. Thin: single seeds.",
+    )
+    yield Picture(
+        "loss-time",
+        "Validation loss by wall time",
+        f"{unit} of training",
+        _LOSS,
+        _valid(results.arms, lambda point: point.seconds / seconds),
+        alt,
+        "What an arm's speed does to it. Start-up, validation and checkpoints are left out.",
+    )
+    yield from _distance(results, curves)
+    yield _train(results.arms)
+
+
+def rates(results: Results) -> Picture | None:
+    """Return the final loss by learning rate; None without a sweep."""
+    places = sorted({run.lr for arm in results.arms for run in arm.runs})
+    ended = [it.valid[-1].loss for arm in results.arms for it in arm.runs if finished(it)]
+    if len(places) < 2 or not ended:
+        return None
+    lines = [line for place, arm in enumerate(results.arms) for line in _by_rate(place, arm, ended)]
+    best = {arm.name: arm.best_lr for arm in results.arms if arm.best_lr}
+    return Picture(
+        "rates",
+        "Final validation loss by learning rate",
+        "peak learning rate",
+        _LOSS,
+        lines,
+        "best learning rates: " + listed(best),
+        "Mean over the seeds. A cross at the upper edge is a run that failed or diverged.",
+        log="x",
+        ticks=places,
+    )
+
+
+def ramps(results: Results) -> Picture | None:
+    """Return the training loss while the learning rate grows; None without a ramp."""
+    survived = {
+        arm.name: statistics.fmean(it.survived for it in ramps)
+        for arm in results.arms
+        if (ramps := [run.ramp for run in arm.runs if run.ramp])
+    }
+    lines = [
+        Line(place, [p.update for p in run.train], [p.loss for p in run.train], thin=number > 0)
+        for place, arm in enumerate(results.arms)
+        for number, run in enumerate(arm.runs)
+        if run.ramp and run.train
+    ]
+    if not lines:
+        return None
+    return Picture(
+        "ramp",
+        "Training loss while the learning rate grows",
+        "updates (the learning rate grows with them)",
+        "training loss (nats per token)",
+        lines,
+        "updates survived: " + listed(survived),
+        "The further to the right before the loss explodes, the more stable.",
+    )
+
+
+def mean_curve(arm: Arm) -> list[Point]:
+    """Return the mean over the seeds of the validations at the best learning rate."""
+    runs = [run.valid for run in arm.at_best() if finished(run)]
+    return [
+        Point(
+            points[0].update,
+            points[0].tokens,
+            statistics.fmean(point.seconds for point in points),
+            statistics.fmean(point.loss for point in points),
+        )
+        for points in zip(*runs, strict=False)
+    ]
+
+
+def finished(run: Run) -> bool:
+    """Whether a run has a result."""
+    return run.status == FINISHED and bool(run.valid)
+
+
+def listed(values: dict[str, float]) -> str:
+    """Return names and numbers in words, for those who do not see the picture."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items()) or "no values"
+
+
+def _unit(seconds: Sequence[float]) -> tuple[str, float]:
+    return next(it for it in _UNITS if max(seconds) > 3 * it[1] or it[1] == 1.0)
+
+
+def _valid(arms: Sequence[Arm], x: Callable[[Point], float]) -> list[Line]:
+    lines = []
+    for place, arm in enumerate(arms):
+        runs = [run.valid for run in arm.at_best() if finished(run)]
+        if len(runs) > 1:
+            lines += [Line(place, [x(p) for p in r], [p.loss for p in r], thin=True) for r in runs]
+        curve = mean_curve(arm)
+        if curve:
+            lines.append(Line(place, [x(p) for p in curve], [p.loss for p in curve]))
+    return lines
+
+
+def _distance(results: Results, curves: Sequence[Sequence[Point]]) -> Iterator[Picture]:
+    base = {point.update: point.loss for point in curves[0]}
+    lines, ends = [], {}
+    for place, curve in enumerate(curves):
+        both = [point for point in curve if place and point.update in base]
+        if both:
+            away = [point.loss - base[point.update] for point in both]
+            lines.append(Line(place, [point.update for point in both], away))
+            ends[results.arms[place].name] = away[-1]
+    if lines:
+        yield Picture(
+            "loss-distance",
+            f"Distance to {results.baseline}'s validation loss",
+            "updates",
+            "difference (nats per token)",
+            lines,
+            "at the end " + listed(ends),
+            f"Below the dotted line: better than {results.baseline} after as many updates.",
+            level=0.0,
+        )
+
+
+def _train(arms: Sequence[Arm]) -> Picture:
+    runs = [(place, run) for place, arm in enumerate(arms) for run in arm.at_best()[:1]]
+    ends = {arms[place].name: run.train[-1].loss for place, run in runs if run.train}
+    return Picture(
+        "loss-train",
+        "Training loss by updates",
+        "updates",
+        "training loss (nats per token)",
+        [Line(at, [p.update for p in run.train], [p.loss for p in run.train]) for at, run in runs],
+        "at the end " + listed(ends),
+        "The first seed of each arm; noisier than validation.",
+    )
+
+
+def _by_rate(place: int, arm: Arm, ended: Sequence[float]) -> list[Line]:
+    x, y, lost = [], [], []
+    for lr in dict.fromkeys(run.lr for run in arm.runs):
+        runs = [run for run in arm.runs if run.lr == lr]
+        done = [run.valid[-1].loss for run in runs if finished(run)]
+        if done:
+            x.append(lr)
+            y.append(statistics.fmean(done))
+        if len(done) < len(runs):
+            lost.append(lr * 1.03**place)  # beside each other where several arms failed
+    top = max(ended) + 0.08 * (max(ended) - min(ended) or 1.0)
+    lines = [Line(place, x, y)] if x else []
+    return [*lines, Line(place, lost, [top] * len(lost), crosses=True)] if lost else lines

@@ -60,7 +60,7 @@ setup(
     license="MIT",
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["normplugin", "normplugin.*"]),
-    package_data={"normplugin": ["**/*.html", "**/*.css", "**/*.js", "**/*.md"]},
+    package_data={"normplugin": ["**/*.yaml", "**/*.html", "**/*.css", "**/*.js", "**/*.md"]},
     install_requires=["numpy", "sentencepiece", "tqdm"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["normplugin = normplugin.cli:main"]},

@@ -8,12 +8,17 @@ import fairseq
 import fairseq_cli.hydra_train
 import hydra
 import torch
+from fairseq import models
 from fairseq.data import Dictionary
 from fairseq.dataclass.initialize import add_defaults, hydra_init
+from fairseq.models import MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
-import normplugin.fairseq_plugin  # noqa: F401  (registers)
+from normplugin.fairseq_plugin.archs import MODELS
+from normplugin.fairseq_plugin.checks import TASKS
+from normplugin.fairseq_plugin.stacks import placing_of
 
 UPSTREAM = Path(fairseq.__file__).parent / "config"
 if not hasattr(hydra, "compose"):  # hydra 1.0, with the official fairseq
@@ -47,3 +52,16 @@ def built(cfg):
     task = task_of(cfg)
     torch.manual_seed(0)
     return task.build_model(cfg.model)
+
+
+def completed(monkeypatch, cfg) -> dict:
+    """What the model class makes of a config, without what upstream's functions leave behind."""
+    kind = next(kind for kind, names in TASKS.items() if cfg.task._name in names)
+
+    def stop(cls, args, task):
+        placing_of(args, task, kind)
+        plain = OmegaConf.to_container(args, resolve=True, enum_to_str=True)
+        return {k: v for k, v in plain.items() if k not in ("_name", "arch", "base_shuffle")}
+
+    monkeypatch.setattr(MODEL_REGISTRY[MODELS[kind][0]], "build_model", classmethod(stop))
+    return models.build_model(cfg.model, task_of(cfg))

@@ -7,17 +7,14 @@ from enum import Enum
 
 import pytest
 import torch
-from fairseq import models
 from fairseq.dataclass.utils import interpret_dc_type
-from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq_builders import parse
-from hydra_builders import built, hydra_config, task_of
+from hydra_builders import built, completed, hydra_config
 from kinds import SOURCE, TARGET
-from omegaconf import OmegaConf
 
 from normplugin.fairseq_plugin.archs import MODELS
 from normplugin.fairseq_plugin.checks import _REPLACED, TASKS
-from normplugin.fairseq_plugin.stacks import placing_of
 from normplugin.placement import KINDS
 from normplugin.presets import ARCHITECTURES
 
@@ -51,23 +48,6 @@ def configs(monkeypatch, kind: str, arch: str, options: dict[str, object]):
     )
 
 
-def completed(monkeypatch, cfg, kind: str) -> dict:
-    """What the model class makes of a config."""
-    task = task_of(cfg)
-
-    def stop(cls, args, task):
-        placing_of(args, task, kind)
-        return OmegaConf.to_container(args, resolve=True, enum_to_str=True)
-
-    monkeypatch.setattr(MODEL_REGISTRY[MODELS[kind][0]], "build_model", classmethod(stop))
-    return models.build_model(cfg.model, task)
-
-
-def plain(config: dict) -> dict:
-    """A config without the leftovers of upstream's own architecture functions."""
-    return {k: v for k, v in config.items() if k not in ("_name", "arch", "base_shuffle")}
-
-
 # Scheme and size are independent: every size, and every scheme of every kind.
 @pytest.mark.parametrize(
     "name", [n for n, a in ARCHITECTURES.items() if a.scheme == "normformer" or n.endswith("tiny")]
@@ -75,9 +55,7 @@ def plain(config: dict) -> dict:
 def test_every_architecture(name, monkeypatch):
     """hydra's defaults, which come before the architecture, hide none of its values."""
     kind = ARCHITECTURES[name].kind
-    line, hydra = (
-        plain(completed(monkeypatch, cfg, kind)) for cfg in configs(monkeypatch, kind, name, {})
-    )
+    line, hydra = (completed(monkeypatch, cfg) for cfg in configs(monkeypatch, kind, name, {}))
     assert hydra == line
 
 
@@ -104,10 +82,7 @@ def test_every_option(kind, whose, monkeypatch):
     options = OURS if whose == "ours" else upstreams(kind)
     assert len(options) > 9
     name = next(a.name for a in ARCHITECTURES.values() if a.kind == kind)
-    line, hydra = (
-        plain(completed(monkeypatch, cfg, kind))
-        for cfg in configs(monkeypatch, kind, name, options)
-    )
+    line, hydra = (completed(monkeypatch, cfg) for cfg in configs(monkeypatch, kind, name, options))
     assert hydra == line
     assert {option: line[option] for option in options} == options
 
@@ -118,7 +93,7 @@ def test_the_models_own_name(kind, monkeypatch):
     base = next(a.name for a in ARCHITECTURES.values() if a.kind == kind)
     _, named = configs(monkeypatch, kind, MODELS[kind][0], {"norm_scheme": "periln"})
     line, _ = configs(monkeypatch, kind, base, {"norm_scheme": "periln"})
-    found, expected = (plain(completed(monkeypatch, cfg, kind)) for cfg in (named, line))
+    found, expected = (completed(monkeypatch, cfg) for cfg in (named, line))
     assert found == expected
 
 

@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# Peri-LN in the recipe of ../normformer/train_fairseq_mlm.sh, whose arguments it takes.
+SCHEME=${SCHEME:-periln} exec "$(dirname "$0")/../normformer/train_fairseq_mlm.sh" "$@"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from normplugin.compare.pictures import Line, Picture
 from normplugin.compare.results import FINISHED, Arm, Point, Results, Run
 
 _LOSS = "validation loss (nats per token)"
+_EARLY = 0.2  # part of a run whose losses are not what a picture is scaled by
+_ZOOMED = "The first losses may lie outside of the picture."
 _UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
@@ -20,6 +23,7 @@ def losses(results: Results) -> Iterator[Picture]:
     names = [arm.name for arm in results.arms]
     ends = {n: curve[-1].loss for n, curve in zip(names, curves, strict=True) if curve}
     alt = "at the end " + listed(ends)
+    limits = _limits([run.valid for arm in results.arms for run in arm.at_best()])
     unit, seconds = _unit([point.seconds for curve in curves for point in curve])
     yield Picture(
         "loss-updates",
@@ -28,7 +32,9 @@ def losses(results: Results) -> Iterator[Picture]:
         _LOSS,
         _valid(results.arms, lambda point: point.update),
         alt,
-        "Same number of updates, so the same training text. Lower is better. Thin: single seeds.",
+        "As many updates are as much training text. Lower is better. Thin: single seeds. "
+        + _ZOOMED,
+        limits=limits,
     )
     yield Picture(
         "loss-time",
@@ -38,6 +44,7 @@ def losses(results: Results) -> Iterator[Picture]:
         _valid(results.arms, lambda point: point.seconds / seconds),
         alt,
         "What an arm's speed does to it. Start-up, validation and checkpoints are left out.",
+        limits=limits,
     )
     yield from _distance(results, curves)
     yield _train(results.arms)
@@ -58,7 +65,7 @@ def rates(results: Results) -> Picture | None:
         _LOSS,
         lines,
         "best learning rates: " + listed(best),
-        "Mean over the seeds. A cross at the upper edge is a run that failed or diverged.",
+        "Mean over the seeds. A cross above the lines: a run that failed or diverged.",
         log="x",
         ticks=places,
     )
@@ -118,6 +125,16 @@ def _unit(seconds: Sequence[float]) -> tuple[str, float]:
     return next(it for it in _UNITS if max(seconds) > 3 * it[1] or it[1] == 1.0)
 
 
+def _limits(curves: Sequence[Sequence[Point]]) -> tuple[float, float] | None:
+    """Return limits that hold all losses but the early ones, whose fall would flatten the rest."""
+    last = max((curve[-1].update for curve in curves if curve), default=0)
+    late = [p.loss for curve in curves for p in curve if p.update > _EARLY * last]
+    if not late:
+        return None
+    room = 0.06 * (max(late) - min(late)) or 1.0
+    return min(late) - room, max(late) + room
+
+
 def _valid(arms: Sequence[Arm], x: Callable[[Point], float]) -> list[Line]:
     lines = []
     for place, arm in enumerate(arms):
@@ -132,24 +149,28 @@ def _valid(arms: Sequence[Arm], x: Callable[[Point], float]) -> list[Line]:
 
 def _distance(results: Results, curves: Sequence[Sequence[Point]]) -> Iterator[Picture]:
     base = {point.update: point.loss for point in curves[0]}
-    lines, ends = [], {}
-    for place, curve in enumerate(curves):
-        both = [point for point in curve if place and point.update in base]
-        if both:
-            away = [point.loss - base[point.update] for point in both]
-            lines.append(Line(place, [point.update for point in both], away))
-            ends[results.arms[place].name] = away[-1]
-    if lines:
+    away = {
+        place: both
+        for place, curve in enumerate(curves)
+        if place and (both := [_less(point, base) for point in curve if point.update in base])
+    }
+    if away:
         yield Picture(
             "loss-distance",
             f"Distance to {results.baseline}'s validation loss",
             "updates",
             "difference (nats per token)",
-            lines,
-            "at the end " + listed(ends),
-            f"Below the dotted line: better than {results.baseline} after as many updates.",
+            [Line(at, [p.update for p in it], [p.loss for p in it]) for at, it in away.items()],
+            "at the end " + listed({results.arms[at].name: it[-1].loss for at, it in away.items()}),
+            f"Below the dotted line: better than {results.baseline} after as many updates. "
+            + _ZOOMED,
             level=0.0,
+            limits=_limits([*away.values(), [Point(p.update, 0, 0.0, 0.0) for p in curves[0]]]),
         )
+
+
+def _less(point: Point, base: Mapping[int, float]) -> Point:
+    return dataclasses.replace(point, loss=point.loss - base[point.update])
 
 
 def _train(arms: Sequence[Arm]) -> Picture:
@@ -162,7 +183,8 @@ def _train(arms: Sequence[Arm]) -> Picture:
         "training loss (nats per token)",
         [Line(at, [p.update for p in run.train], [p.loss for p in run.train]) for at, run in runs],
         "at the end " + listed(ends),
-        "The first seed of each arm; noisier than validation.",
+        "The first seed of each arm; noisier than validation. " + _ZOOMED,
+        limits=_limits([run.train for _, run in runs]),
     )
 
 
@@ -175,7 +197,8 @@ def _by_rate(place: int, arm: Arm, ended: Sequence[float]) -> list[Line]:
             x.append(lr)
             y.append(statistics.fmean(done))
         if len(done) < len(runs):
-            lost.append(lr * 1.03**place)  # beside each other where several arms failed
-    top = max(ended) + 0.08 * (max(ended) - min(ended) or 1.0)
+            lost.append(lr)
+    above = 0.08 * (place + 1.0)  # arms that failed at the same rate, one over the other
+    top = max(ended) + above * (max(ended) - min(ended) or 1.0)
     lines = [Line(place, x, y)] if x else []
     return [*lines, Line(place, lost, [top] * len(lost), crosses=True)] if lost else lines

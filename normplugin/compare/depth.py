@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,21 @@ from normplugin.diagnostics.options import DiagnosticsError
 from normplugin.diagnostics.records import Record
 
 Records = Mapping[int, Sequence[Record]]  # by the arm's place
+Layers = Sequence[float | None]  # one value per layer
+Table = Mapping[int, Mapping[int, float | None]]  # update -> layer -> value
+
+
+def _ratio(values: Layers) -> float | None:
+    first, last = values[0], values[-1]
+    return None if first is None or last is None else first / last
+
+
+def _last(values: Layers) -> float | None:
+    return values[-1]
+
+
+def _smallest(values: Layers) -> float | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -28,9 +43,10 @@ class _Quantity:
         names: Names of the records; of several at one layer, the smallest counts.
         part: Part of the records; None for any.
         log: Logarithmic axis of the values.
+        level: A line to compare with.
         caption: How to read it.
-        late: Title of the picture over time.
-        over_time: What that is of the layers' values at one update, the first layer first.
+        late: Title, unit, line and caption of the picture over time.
+        number: What that shows of the layers' values at one update, the first layer first.
     """
 
     key: str
@@ -39,9 +55,10 @@ class _Quantity:
     names: tuple[str, ...]
     part: str | None
     log: str
+    level: float | None
     caption: str
-    late: str
-    over_time: str
+    late: tuple[str, str, float | None, str]
+    number: Callable[[Layers], float | None]
 
 
 _QUANTITIES = (
@@ -52,10 +69,11 @@ _QUANTITIES = (
         ("gradient_mean_abs",),
         "fc2",
         "y",
+        None,
         "How hard each layer is pulled. Pre-LN is known for larger gradients in early layers, "
         "Post-LN for larger ones in late layers; a flat line treats all layers alike.",
-        "Gradient: first over last layer",
-        "first over last",
+        ("Gradient: first over last layer", "ratio", 1.0, "Dotted: both layers alike."),
+        _ratio,
     ),
     _Quantity(
         "variance",
@@ -64,10 +82,11 @@ _QUANTITIES = (
         ("variance",),
         "stream",
         "y",
+        None,
         "The stream carries the sum of what all layers add. Where it grows fast with depth, what "
-        "a late layer adds counts for less.",
-        "Variance behind the last layer",
-        "last",
+        "a late layer adds counts for less. Layer 0: in front of the first.",
+        ("Variance behind the last layer", "variance over channels", None, "As it grew."),
+        _last,
     ),
     _Quantity(
         "headroom",
@@ -76,10 +95,11 @@ _QUANTITIES = (
         ("headroom_bits", "raw_headroom_bits"),
         None,
         "",
+        0.0,
         "How often the largest activation may double before 16-bit floats overflow. Below the "
         "dotted line it would have.",
-        "Smallest headroom of any layer",
-        "smallest",
+        ("Smallest headroom of any layer", "headroom (bits)", 0.0, "Dotted: fp16 overflows."),
+        _smallest,
     ),
 )
 
@@ -123,112 +143,83 @@ def _file(arm: Arm, folder: Path) -> Path | None:
     return None
 
 
-def _table(
-    mine: Sequence[Record], stack: str, quantity: _Quantity
-) -> dict[int, dict[int, float | None]]:
-    """Return update -> layer -> value; None where a layer was skipped or has no finite number."""
+def _table(mine: Sequence[Record], stack: str, quantity: _Quantity) -> Table:
+    """Return the values; None where a layer was skipped or has no number that can be drawn."""
     table: dict[int, dict[int, float | None]] = {}
     for record in mine:
         wanted = record.stack == stack and record.name in quantity.names
         if not wanted or record.layer is None or quantity.part not in (None, record.part):
             continue
         row = table.setdefault(record.update, {})
-        values = [v for v in (row.get(record.layer), record.value) if v is not None]
+        values = [it for it in (row.get(record.layer), record.value) if it is not None]
         value = min(values, default=math.nan)
-        row[record.layer] = value if math.isfinite(value) and _drawable(value, quantity) else None
-    return table
-
-
-def _drawable(value: float, quantity: _Quantity) -> bool:
-    return value > 0.0 or not quantity.log
+        drawn = math.isfinite(value) and (value > 0.0 or not quantity.log)
+        row[record.layer] = value if drawn else None
+    return {update: dict(sorted(table[update].items())) for update in sorted(table)}
 
 
 def _pictures(
-    results: Results,
-    tables: Mapping[int, dict[int, dict[int, float | None]]],
-    quantity: _Quantity,
-    stack: str,
-    prefix: str,
+    results: Results, tables: Mapping[int, Table], quantity: _Quantity, stack: str, prefix: str
 ) -> Iterator[Picture]:
-    level = 0.0 if quantity.key == "headroom" else None
-    ends = {
-        "first": {place: min(table) for place, table in tables.items()},
-        "last": {place: max(table) for place, table in tables.items()},
-    }
-    for end, updates in ends.items():
-        rows = {place: sorted(tables[place][update].items()) for place, update in updates.items()}
+    first = {place: min(table) for place, table in tables.items()}
+    last = {place: max(table) for place, table in tables.items()}
+    ends = [[*tables[p][u].values()] for at in (first, last) for p, u in at.items()]
+    limits = _limits(ends, quantity.log)
+    for end, updates in (("first", first), ("last", last)):
+        rows = {place: tables[place][update] for place, update in updates.items()}
         at = " or ".join(f"{update:,}" for update in sorted(set(updates.values())))
         yield Picture(
             f"{stack}-{quantity.key}-{end}",
             f"{prefix}{quantity.title}, at update {at}",
             "layer",
             quantity.unit,
-            [Line(p, [layer for layer, _ in row], [v for _, v in row]) for p, row in rows.items()],
-            "; ".join(
-                f"{results.arms[p].name}, first to last layer: {_ends([v for _, v in row])}"
-                for p, row in rows.items()
-            ),
-            quantity.caption if end == "first" else "The same at the end of training.",
+            [Line(place, [*row], [*row.values()]) for place, row in rows.items()],
+            "first to last layer: " + _ends(results, rows),
+            quantity.caption if end == "first" else "The same at the last record, to one scale.",
             log=quantity.log,
-            level=level,
-            limits=_limits(tables, ends, quantity),
+            level=quantity.level,
+            limits=limits,
         )
-    lines = [_over_time(place, table, quantity) for place, table in tables.items()]
-    finals = {results.arms[line.arm].name: v for line in lines if (v := line.y[-1]) is not None}
-    yield Picture(
+    yield _over_time(results, tables, quantity, stack, prefix)
+
+
+def _over_time(
+    results: Results, tables: Mapping[int, Table], quantity: _Quantity, stack: str, prefix: str
+) -> Picture:
+    title, unit, level, caption = quantity.late
+    lines = [
+        Line(place, [*table], [quantity.number([*row.values()]) for row in table.values()])
+        for place, table in tables.items()
+    ]
+    ends = {results.arms[line.arm].name: it for line in lines if (it := line.y[-1]) is not None}
+    return Picture(
         f"{stack}-{quantity.key}-time",
-        f"{prefix}{quantity.late}, by updates",
+        f"{prefix}{title}, by updates",
         "updates",
-        "ratio" if quantity.over_time == "first over last" else quantity.unit,
+        unit,
         lines,
-        "at the end " + listed(finals),
-        "1: both layers alike." if quantity.over_time == "first over last" else "",
+        "at the end " + listed(ends),
+        caption,
         log=quantity.log,
-        level=1.0 if quantity.over_time == "first over last" else level,
+        level=level,
     )
 
 
-def _limits(
-    tables: Mapping[int, dict[int, dict[int, float | None]]],
-    ends: Mapping[str, Mapping[int, int]],
-    quantity: _Quantity,
-) -> tuple[float, float] | None:
-    """Return limits that hold both ends, so that the two pictures compare."""
-    values = [
-        value
-        for updates in ends.values()
-        for place, update in updates.items()
-        for value in tables[place][update].values()
-        if value is not None
-    ]
+def _limits(rows: Sequence[Layers], log: str) -> tuple[float, float] | None:
+    """Return limits that hold all rows; 0 is among them where the axis is linear."""
+    values = [value for row in rows for value in row if value is not None]
     if not values:
         return None
-    low, high = min(values), max(values)
-    if quantity.log:
-        return low / 1.3, high * 1.3
-    room = 0.06 * (high - min(low, 0.0)) or 1.0
-    return min(low, 0.0) - room, high + room
+    if log:
+        return min(values) / 1.3, max(values) * 1.3
+    low, high = min(*values, 0.0), max(values)
+    room = 0.06 * (high - low) or 1.0
+    return low - room, high + room
 
 
-def _over_time(place: int, table: dict[int, dict[int, float | None]], quantity: _Quantity) -> Line:
-    updates = sorted(table)
-    return Line(
-        place,
-        updates,
-        [_one([*dict(sorted(table[u].items())).values()], quantity) for u in updates],
-    )
-
-
-def _one(values: Sequence[float | None], quantity: _Quantity) -> float | None:
-    """Return one number of the layers' values."""
-    first, last = values[0], values[-1]
-    if quantity.over_time == "smallest":
-        return min((value for value in values if value is not None), default=None)
-    if quantity.over_time == "last" or last is None:
-        return last
-    return first / last if first is not None else None
-
-
-def _ends(values: Sequence[float | None]) -> str:
-    said = ["none" if value is None else f"{value:.3g}" for value in (values[0], values[-1])]
-    return " to ".join(said)
+def _ends(results: Results, rows: Mapping[int, Mapping[int, float | None]]) -> str:
+    said = []
+    for place, row in rows.items():
+        values = ["none" if value is None else f"{value:.3g}" for value in row.values()]
+        said.append(f"{results.arms[place].name} {values[0]} to {values[-1]}")
+    return ", ".join(said)

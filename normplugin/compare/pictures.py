@@ -132,7 +132,8 @@ def _axes(axes: Axes, picture: Picture) -> None:
         axes.set_xscale("log")
     if "y" in picture.log:
         axes.set_yscale("log")
-        _plain_log(axes.yaxis, [v for line in picture.lines for v in line.y if v])
+        shown = picture.limits or [v for line in picture.lines for v in line.y if v]
+        _plain_log(axes.yaxis, shown)
     if picture.x.startswith(_COUNTS):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if picture.ticks:

@@ -130,8 +130,8 @@ def _summary(place: int, results: Results) -> list[Cell]:
         Cell(arm.verdict, "" if arm.p_value is None else f"p = {arm.p_value:.2g}", words=True),
         _loss(arm),
         _number(change, "+.4f", why or ("" if place else "baseline")),
-        _number(arm.token_perplexity, ",.2f", why or "too large"),
-        _number(arm.word_perplexity, ",.0f", why or masked),
+        _number(arm.token_perplexity, _fine(arm.token_perplexity), why or "too large"),
+        _number(arm.word_perplexity, _fine(arm.word_perplexity), why or masked),
         _number(arm.bits_per_byte, ".4f", why or masked),
         _number(arm.best_lr, "g", why),
         _number(arm.updates_to_baseline_loss, ",.0f", never),
@@ -174,12 +174,16 @@ def _loss(arm: Arm) -> Cell:
         return Cell(NONE, "not finished")
     if arm.loss.std is None:
         return Cell(f"{arm.loss.mean:.4f}", "one seed")
-    return Cell(f"{arm.loss.mean:.4f}", f"± {arm.loss.std:.4f}, {arm.loss.n} seeds")
+    return Cell(f"{arm.loss.mean:.4f}", f"± {arm.loss.std:.4f} (n = {arm.loss.n})")
 
 
 def _parameters(arm: Arm) -> Cell:
     delta = "" if not arm.parameter_delta else f"{arm.parameter_delta:+,}"
     return _number(arm.parameters, ",", "no run finished", note=delta)
+
+
+def _fine(value: float | None) -> str:
+    return ",.2f" if value is None or value < 1000.0 else ",.0f"
 
 
 def _number(

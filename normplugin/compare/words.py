@@ -41,7 +41,7 @@ GLOSSARY = {
     "Start-up, validation, checkpoints and the first quarter of a run are left out of the speed.",
     "to baseline's loss": "After how many updates, and how much training time, the arm's "
     "validation loss came down to the baseline's final one.",
-    "±": "Sample standard deviation over the seeds.",
+    "±": "Sample standard deviation over n seeds.",
     "p": "How often chance alone would show a difference this large between equal arms "
     "(Welch's t-test); below 0.05 it is called a difference.",
 }
@@ -51,7 +51,8 @@ def lead(results: Results) -> str:
     """Return the verdict on all arms in one line."""
     if results.arms[0].verdict == "failed":
         return f"The baseline {results.baseline} did not finish, so nothing can be ranked."
-    said = []
+    differ = "The runs differ in what stands below, so this is no fair ranking."
+    said = [differ] * bool(results.mismatches)
     for verdict, words in _LEADS.items():
         names = [_changed(arm, results) for arm in results.arms[1:] if arm.verdict == verdict]
         if names:
@@ -113,14 +114,15 @@ def _why(arm: Arm) -> str:
 
 def _sure(arm: Arm, base: Arm) -> str:
     assert arm.loss and base.loss
-    seeds = f"{arm.loss.n} and {base.loss.n} seeds"
+    same = arm.loss.n == base.loss.n
+    seeds = f"{arm.loss.n} seeds each" if same else f"{arm.loss.n} and {base.loss.n} seeds"
     if arm.loss.n == 1 or base.loss.n == 1:
         return "one seed, so this may be chance"
     p = "" if arm.p_value is None else f"p = {arm.p_value:.2g}, "
     if arm.verdict in ("better", "worse"):
         return f"hardly chance ({p}{seeds})"
     if arm.verdict == "no difference shown":
-        return f"within what chance does ({p}{seeds})"
+        return f"this may be chance ({p}{seeds})"
     return f"not tested ({seeds})"
 
 

@@ -28,9 +28,7 @@ def render(results: Results, folder: Path) -> str:
         CompareError: What draws or lays out is not installed.
     """
     try:
-        import jinja2
-
-        return _page(results, folder, jinja2.FileSystemLoader(_HERE))
+        return _page(results, folder)
     except ModuleNotFoundError as error:
         raise CompareError(
             f"{NAME}: got no {error.name}, which it is made with. "
@@ -38,12 +36,12 @@ def render(results: Results, folder: Path) -> str:
         ) from None
 
 
-def _page(results: Results, folder: Path, loader) -> str:
+def _page(results: Results, folder: Path) -> str:
     import jinja2
 
     found, warnings = depth.find(results, folder)
     environment = jinja2.Environment(
-        loader=loader,
+        loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -56,7 +54,6 @@ def _page(results: Results, folder: Path, loader) -> str:
         tables=tables,
         pictures=_pictures(results, found),
         warnings=warnings,
-        measured=bool(found),
         draw=pictures.draw,
         glyph=pictures.glyph,
         colours=pictures.COLOURS,

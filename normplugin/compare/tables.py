@@ -174,7 +174,7 @@ def _loss(arm: Arm) -> Cell:
         return Cell(NONE, "not finished")
     if arm.loss.std is None:
         return Cell(f"{arm.loss.mean:.4f}", "one seed")
-    return Cell(f"{arm.loss.mean:.4f}", f"± {arm.loss.std:.4f} (n = {arm.loss.n})")
+    return Cell(f"{arm.loss.mean:.4f}", f"± {arm.loss.std:.4f} (n={arm.loss.n})")
 
 
 def _parameters(arm: Arm) -> Cell:

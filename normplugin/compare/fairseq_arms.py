@@ -3,144 +3,154 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import hashlib
 import importlib
 import importlib.metadata
 import io
 import logging
-import os
-import platform
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-import normplugin
-from normplugin.compare.plan import Arm, Settings, split_arms
+from normplugin.compare import fairseq_record
+from normplugin.compare.frameworks import DIAGNOSTICS, ROOT, Dataset
+from normplugin.compare.plan import Job, Settings
 from normplugin.errors import CompareError, MissingFrameworkError
 from normplugin.placement import NAMED_SCHEMES
-from normplugin.presets import ARCHITECTURES, CAUSAL_SIZES
 
-_ROOT = Path(normplugin.__file__).resolve().parent
-USER_DIR = _ROOT / "fairseq_plugin"
-TOKENS_PER_SAMPLE = 128
-BATCH_SIZE = 16
-# Our model is built from these; an edit of one makes an earlier result of ours another result.
-_SOURCES = ("gains", "kernels", "norms", "placement", "presets", "fairseq_plugin/*")
-# A launcher around us must not make fairseq think that it launched the trainer too.
-_LAUNCHER = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+_TRAINER, _WATCHED = "fairseq_cli.train", "normplugin.diagnostics.fairseq_train"
 # glibc returns every logits tensor to the system and faults it in again; kept, a tiny model on a
 # CPU trains 1.6 times as fast (measured: 4,300 to 7,000 tokens/s, system time 6.0 to 1.5 s).
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+_ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 _NEVER = "1000000000"
+# Kind -> upstream's own Pre-LN architecture, and the stacks whose sizes it must be given.
+_UPSTREAM = {
+    "lm": (("--arch", "transformer_lm_gpt"), ("decoder",)),
+    "mlm": (("--arch", "roberta_prenorm"), ("encoder",)),
+    "mt": (
+        *(("--arch", "transformer", "--encoder-normalize-before", "--decoder-normalize-before"),),
+        ("encoder", "decoder"),
+    ),
+}
 
 
-def require(device: str) -> None:
+def require(settings: Settings) -> None:
     """Raise `MissingFrameworkError` unless fairseq imports, `CompareError` without the device."""
     _imported("fairseq_cli.train")
-    if device == "cuda" and not importlib.import_module("torch").cuda.is_available():
+    if settings.device == "cuda" and not importlib.import_module("torch").cuda.is_available():
         raise CompareError("--device: got cuda; torch sees no GPU. Take --device cpu.")
 
 
-def arms(names: Sequence[str], baseline: str) -> list[Arm]:
-    """Return the arms, the baseline first; raise `CompareError` for an unknown architecture."""
-    upstream = _upstream()
-    ours = [name for name, arch in ARCHITECTURES.items() if arch.kind == "causal_lm"]
-    found = []
-    for name, arch, options in split_arms(names, baseline):
-        if arch in ours:
-            found.append(Arm(name, arch, options, False, "NormLanguageModel"))
-        elif arch in upstream:
-            found.append(Arm(name, arch, options, True, upstream[arch]))
-        else:
-            raise CompareError(_unknown(arch, [*ours, *upstream]))
-    return found
-
-
-def _unknown(arch: str, legal: Sequence[str]) -> str:
-    near = difflib.get_close_matches(arch, legal, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return (
-        f"--arms: got {arch!r}; legal are {', '.join(NAMED_SCHEMES)}, each also with "
-        f"{', '.join(filter(None, CAUSAL_SIZES))}, and fairseq's transformer_lm*.{hint}"
-    )
-
-
-def _upstream() -> dict[str, str]:
-    """Return fairseq's own decoder-only transformer architectures and their model classes."""
-    models = _imported("fairseq.models")
-    base = _imported("fairseq.models.transformer_lm").TransformerLanguageModel
-    return {
-        arch: cls.__name__
-        for arch, cls in models.ARCH_MODEL_REGISTRY.items()
-        if issubclass(cls, base) and cls.__module__.startswith("fairseq.")
-    }
-
-
-def shape(plan: Sequence[Arm]) -> list[str]:
-    """Return the size that upstream's arms get: the size of the first arm of ours."""
-    ours = [arm.arch for arm in plan if not arm.upstream]
-    dims = ARCHITECTURES[ours[0]].dims if ours else CAUSAL_SIZES["_tiny"]
-    return [
-        *("--decoder-layers", str(dims.n_layers), "--decoder-embed-dim", str(dims.d_model)),
-        *("--decoder-ffn-embed-dim", str(dims.d_ffn)),
-        *("--decoder-attention-heads", str(dims.n_heads)),
-    ]
-
-
-def arguments(arm: Arm, plan: Sequence[Arm], settings: Settings) -> list[str]:
+def arguments(job: Job, settings: Settings, data: Dataset) -> list[str]:
     """Return the trainer's arguments but for the paths; an arm's own options come last and win."""
+    interval = str(settings.valid_interval)
     return [
-        *("--task", "language_modeling", "--criterion", "cross_entropy"),
-        *("--sample-break-mode", "none", "--tokens-per-sample", str(TOKENS_PER_SAMPLE)),
-        *("--batch-size", str(BATCH_SIZE), "--required-batch-size-multiple", "1"),
-        *("--share-decoder-input-output-embed", "--dropout", "0", "--attention-dropout", "0"),
+        *_task(settings, data),
+        *("--required-batch-size-multiple", "1"),  # with 8, fairseq drops pairs that are left over
+        *("--dropout", "0", "--attention-dropout", "0"),
         *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
-        *("--lr", str(settings.lr), "--lr-scheduler", "polynomial_decay"),
-        *("--warmup-updates", str(max(1, settings.updates // 10))),
-        *("--total-num-update", str(settings.updates), "--max-update", str(settings.updates)),
-        *("--seed", str(settings.seed), "--num-workers", "0", "--distributed-world-size", "1"),
-        *("--log-format", "json", "--log-interval", str(max(1, min(10, settings.updates // 20)))),
+        *("--lr", f"{job.lr:g}", "--lr-scheduler", "polynomial_decay"),
+        *("--warmup-updates", str(settings.warm_up)),
+        # With a ramp the decay would begin where the run ends; its length may not be zero.
+        *("--total-num-update", str(settings.updates + settings.ramp)),
+        *("--max-update", str(settings.updates), "--seed", str(job.seed)),
+        *("--num-workers", "0", "--distributed-world-size", "1"),
+        *("--log-format", "json", "--log-interval", str(settings.log_interval)),
         *("--validate-interval", _NEVER, "--save-interval", _NEVER, "--no-epoch-checkpoints"),
+        *("--validate-interval-updates", interval, "--save-interval-updates", interval),
+        *("--keep-interval-updates", "2"),
         *(["--cpu"] if settings.device == "cpu" else []),
-        *("--arch", arm.arch, *(shape(plan) if arm.upstream else ())),
-        *arm.options,
+        *_arch(job, settings),
+        *settings.extra,
+        *job.arm.options,
     ]
 
 
-def paths(arm: Arm, data: Path, save_dir: Path) -> list[str]:
-    """Return the arguments that name places; they are no part of what identifies a run."""
-    user_dir = [] if arm.upstream else ["--user-dir", str(USER_DIR)]
-    return [str(data.resolve() / "fairseq"), "--save-dir", str(save_dir.resolve()), *user_dir]
-
-
-def command(arm: Arm, plan: Sequence[Arm], settings: Settings, data: Path, to: Path) -> list[str]:
-    """Return the command line of an arm's process."""
-    trainer = [sys.executable, "-m", "fairseq_cli.train"]
-    return [*trainer, *paths(arm, data, to), *arguments(arm, plan, settings)]
+def command(job: Job, settings: Settings, data: Dataset) -> list[str]:
+    """Return the command line of a run; fairseq goes on from a checkpoint it finds."""
+    records = (
+        *("--diagnostics-interval", str(settings.diagnostics)),
+        *("--diagnostics-file", str(job.folder / DIAGNOSTICS)),
+    )
+    return [
+        *(sys.executable, "-m", _WATCHED if settings.diagnostics else _TRAINER),
+        *_places(job, data),
+        *arguments(job, settings, data),
+        *(records if settings.diagnostics else ()),
+    ]
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Return the environment of an arm's process."""
-    kept = {key: value for key, value in os.environ.items() if key not in _LAUNCHER}
-    threads = str(settings.threads)
-    kept.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, OPENBLAS_NUM_THREADS=threads)
-    kept.update(ALLOCATOR, PYTHONUNBUFFERED="1", LOGLEVEL="INFO")
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT.parent), kept.get("PYTHONPATH")]))
-    if settings.device == "cpu":
-        kept["CUDA_VISIBLE_DEVICES"] = ""
-    return kept
+    """Return what is added to a run's environment."""
+    return {**_ALLOCATOR, "LOGLEVEL": "INFO"}
 
 
-def configuration(arm: Arm, argv: Sequence[str]) -> dict[str, Any]:
-    """Return fairseq's configuration of an arm, as its trainer will see it.
+def facts(job: Job, settings: Settings, data: Dataset) -> dict[str, Any]:
+    """Return what a run will be, by fairseq's own configuration of it.
 
     Raises:
         CompareError: fairseq's parser, or our plugin in it, refuses the arguments.
     """
+    argv = [*_places(job, data), *arguments(job, settings, data)]
+    return fairseq_record.settings_facts(_configuration(job, argv))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide a result."""
+    return {
+        "fairseq": str(_imported("fairseq.version").__version__),
+        "torch": importlib.metadata.version("torch"),
+    }
+
+
+def _task(settings: Settings, data: Dataset) -> list[str]:
+    window, batch = str(settings.window), str(settings.batch)
+    if settings.kind == "mt":
+        source, target = data.languages or ("", "")
+        return [
+            *("--task", "translation", "--criterion", "cross_entropy", "--share-all-embeddings"),
+            *("--source-lang", source, "--target-lang", target),
+            *("--max-tokens", str(settings.window * settings.batch)),
+        ]
+    task, criterion = {
+        "lm": ("language_modeling", "cross_entropy"),
+        "mlm": ("masked_lm", "masked_lm"),
+    }[settings.kind]
+    shared = ["--share-decoder-input-output-embed"] if settings.kind == "lm" else []
+    return [
+        *("--task", task, "--criterion", criterion, *shared),
+        *("--sample-break-mode", "none", "--tokens-per-sample", window),
+        *("--batch-size", batch),
+    ]
+
+
+def _arch(job: Job, settings: Settings) -> list[str]:
+    if job.arm.placement is None:
+        arch, stacks = _UPSTREAM[settings.kind]
+        dims = settings.dims()
+        sizes = {
+            "layers": dims.n_layers,
+            "embed-dim": dims.d_model,
+            "ffn-embed-dim": dims.d_ffn,
+            "attention-heads": dims.n_heads,
+        }
+        return [
+            *arch,
+            *(w for s in stacks for k, v in sizes.items() for w in (f"--{s}-{k}", f"{v}")),
+        ]
+    name = job.arm.placement.name
+    if name in NAMED_SCHEMES:
+        return ["--arch", name + settings.arch_suffix]
+    return ["--arch", "preln" + settings.arch_suffix, "--norm-scheme", name]
+
+
+def _places(job: Job, data: Dataset) -> list[str]:
+    user_dir = [] if job.arm.upstream else ["--user-dir", str(ROOT / "fairseq_plugin")]
+    return [str(data.files), "--save-dir", str(job.folder), *user_dir]
+
+
+def _configuration(job: Job, argv: Sequence[str]) -> dict[str, Any]:
     options, convert = _imported("fairseq.options"), _imported("fairseq.dataclass.utils")
     said = io.StringIO()
     try:
@@ -154,52 +164,9 @@ def configuration(arm: Arm, argv: Sequence[str]) -> dict[str, Any]:
         told = [line.strip() for line in lines if "error: " in line]
         why = told[-1].partition("error: ")[2] if told else str(error)
         raise CompareError(
-            f"arm {arm.name!r}: got {' '.join(arm.options) or 'no options'}; fairseq refuses it: "
-            f"{why.rstrip('.')}. Change the arm."
+            f"arm {job.arm.name!r}: got {' '.join(job.arm.options) or 'no options'}; fairseq "
+            f"refuses it: {why.rstrip('.')}. Change the arm, or the arguments after --."
         ) from None
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that decide a result."""
-    return {
-        "normplugin": normplugin.__version__,
-        "fairseq": str(_imported("fairseq.version").__version__),
-        "torch": importlib.metadata.version("torch"),
-        "python": platform.python_version(),
-    }
-
-
-def source_hash() -> str:
-    """Return a SHA-256 over the sources that our models are made of."""
-    digest = hashlib.sha256()
-    for path in sorted(path for name in _SOURCES for path in _ROOT.glob(f"{name}.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def identity(arm: Arm, plan: Sequence[Arm], settings: Settings, data: str) -> Mapping[str, object]:
-    """Return what decides an arm's result; equal identities share one result."""
-    return {
-        **_by_option(arguments(arm, plan, settings)),
-        "threads": settings.threads,
-        "environment": ALLOCATOR,
-        "data": data,
-        "versions": versions(),
-        "plugin source": None if arm.upstream else source_hash(),
-    }
-
-
-def _by_option(argv: Sequence[str]) -> dict[str, list[str]]:
-    """Return every option with its values; the last mention of an option wins, as in argparse."""
-    found: dict[str, list[str]] = {}
-    values: list[str] = []
-    for word in argv:
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            values = found[name] = [value] if equals else []
-        else:
-            values.append(word)
-    return found
 
 
 def _imported(module: str) -> ModuleType:

@@ -1,27 +1,30 @@
-"""What a finished fairseq run says about itself: its log and its checkpoint.
+"""What a fairseq run says about itself: its log and its checkpoint.
 
-The log has the model, the vocabulary, the parameters and the speed of every log interval; the
-checkpoint has the configuration that was in force, the updates done, and the meters of the trainer
-(losses in bits, summed, with the exact number of target tokens, each document's eos included).
+The log has the model, the vocabulary, the parameters and, for every log interval and validation,
+losses with three decimals. The checkpoint has the configuration that was in force, the updates
+done, and the meters of the trainer: sums of losses, with the exact number of target tokens, each
+document's eos included. The base of the logarithm is told by a loss and its perplexity.
 """
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
 import math
 import re
+import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normplugin.compare.frameworks import LOG, Dataset
+from normplugin.compare.record import Record, Score, Step, Trace
+from normplugin.data import manifest
 from normplugin.errors import CompareError
 
-LOG = "train.log"
 CHECKPOINT = "checkpoint_last.pt"
-_STATS = re.compile(r" \| (train_inner|valid) \| (\{.*\})\s*$", re.MULTILINE)
-_DATA_FILES = ("dict.txt", "train.bin", "train.idx", "valid.bin", "valid.idx")
+# Between logger and message: " | " as fairseq_cli.train sets it up, ":" where another did before.
+_STATS = re.compile(r"\b(train_inner|valid)(?: \| |:)(\{.*\})\s*$", re.MULTILINE)
 # What a record calls it -> section and key of fairseq's configuration.
 _SETTINGS = {
     "window": ("task", "tokens_per_sample"),
@@ -37,109 +40,144 @@ _SETTINGS = {
     "updates": ("optimization", "max_update"),
     "seed": ("common", "seed"),
     "loss": ("criterion", "_name"),
+    "label smoothing": ("criterion", "label_smoothing"),
     "fp16": ("common", "fp16"),
     "bf16": ("common", "bf16"),
     "on the CPU": ("common", "cpu"),
-}
-_HYPERPARAMETERS = {
+    "optimizer": ("optimizer", "_name"),
+    "betas": ("optimizer", "adam_betas"),
+    "optimizer eps": ("optimizer", "adam_eps"),
+    "weight decay": ("optimizer", "weight_decay"),
+    "gradient clip": ("optimization", "clip_norm"),
     "learning rate": ("optimization", "lr"),
     "schedule": ("lr_scheduler", "_name"),
     "warm-up updates": ("lr_scheduler", "warmup_updates"),
-    "optimizer": ("optimizer", "_name"),
-    "betas": ("optimizer", "adam_betas"),
-    "weight decay": ("optimizer", "weight_decay"),
-    "gradient clip": ("optimization", "clip_norm"),
     "dropout": ("model", "dropout"),
-    "layers": ("model", "decoder_layers"),
-    "d_model": ("model", "decoder_embed_dim"),
-    "d_ffn": ("model", "decoder_ffn_embed_dim"),
-    "n_heads": ("model", "decoder_attention_heads"),
+    "attention dropout": ("model", "attention_dropout"),
+    "activation": ("model", "activation_fn"),
+    "encoder layers": ("model", "encoder_layers"),
+    "encoder width": ("model", "encoder_embed_dim"),
+    "encoder ffn width": ("model", "encoder_ffn_embed_dim"),
+    "encoder heads": ("model", "encoder_attention_heads"),
+    "decoder layers": ("model", "decoder_layers"),
+    "decoder width": ("model", "decoder_embed_dim"),
+    "decoder ffn width": ("model", "decoder_ffn_embed_dim"),
+    "decoder heads": ("model", "decoder_attention_heads"),
 }
-
-
-@dataclass(frozen=True)
-class Record:
-    """One finished run.
-
-    Attributes:
-        facts: What must be equal before two runs may be ranked.
-        hyperparameters: What is shown side by side.
-        model: Class of the model.
-        scheme: Norm scheme and architecture hash, where the model is ours.
-        parameters: Number of trained parameters.
-        valid_bits: Summed validation loss, base 2.
-        intervals: Per log interval: updates done, tokens per update, tokens per second, loss.
-    """
-
-    facts: dict[str, Any]
-    hyperparameters: dict[str, Any]
-    model: str
-    scheme: dict[str, str] | None
-    parameters: int
-    valid_bits: float
-    intervals: list[dict[str, float]]
+_FOUND = ("data", "log base", "vocabulary", "trained tokens", "tokens per update")
+FIELDS = (*_SETTINGS, *_FOUND, "place in the data", "scored tokens")
 
 
 def settings_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts that a configuration decides, before or after a run."""
-    facts = {name: _value(config, *place) for name, place in _SETTINGS.items()}
-    return {"data": _data_hash(Path(config["task"]["data"])), **facts}
+    folder = Path(config["task"]["data"]).parent
+    data = Dataset(folder, manifest.load(folder), "fairseq")
+    return {
+        "data": data.digest,
+        **{name: _value(config, *place) for name, place in _SETTINGS.items()},
+    }
 
 
-def read(folder: Path) -> Record:
+def events(log: str) -> list[Step | Score]:
+    """Return the training and validation lines of a log, or of a part of it."""
+    found: list[Step | Score] = []
+    for match in _STATS.finditer(log):
+        line = json.loads(match[2])
+        if match[1] == "valid":
+            found.append(Score(int(line["valid_num_updates"]), _nats(line, "valid_")))
+            continue
+        speed, tokens = float(line["wps"]), float(line["wpb"])
+        # A validation and a checkpoint are in the time of the interval behind them.
+        alone = speed > 0 and not (found and isinstance(found[-1], Score))
+        seconds = tokens / speed if alone else None
+        found.append(Step(int(line["num_updates"]), tokens, seconds, _nats(line)))
+    return found
+
+
+def read(folder: Path, curves: Trace) -> Record:
     """Return the record of a finished run; raise `CompareError` where it does not hold one."""
     log = (folder / LOG).read_text(encoding="utf-8", errors="replace")
     state = _checkpoint(folder / CHECKPOINT)
-    config = state["cfg"]
-    stats = _stats(log)
-    valid_bits, scored = _meter(state, "valid", folder)
-    _check_loss(valid_bits / scored, stats["valid"][-1:], folder)
-    facts = settings_facts(config) | {
-        "vocabulary": int(_find(r"dictionary: (\d+) types", log, folder)),
-        "updates": int(state["optimizer_history"][-1]["num_updates"]),
-        "trained tokens": _meter(state, "default", folder)[1],
-        "tokens per update": [_pick(line, "num_updates", "wpb") for line in stats["train_inner"]],
+    lines = [(match[1], json.loads(match[2])) for match in _STATS.finditer(log)]
+    scores = [line for kind, line in lines if kind == "valid"]
+    loss, scored = _last_validation(state, scores, folder)
+    base = _base(scores[-1], "valid_") if scores else None
+    _check_loss(loss, scores, base, folder)
+    facts = settings_facts(state["cfg"]) | {
+        "log base": base,
+        "vocabulary": _vocabulary(log, folder),
+        "updates": _updates(state),
+        "trained tokens": curves.train[-1].tokens if curves.train else None,
+        "tokens per update": _tokens(lines),
         "place in the data": _place(state),
         "scored tokens": scored,
     }
     return Record(
         facts=facts,
-        hyperparameters={name: _value(config, *at) for name, at in _HYPERPARAMETERS.items()},
-        model=_find(r" model: (\w+)", log, folder),
+        model=_find(r"(?: \| |:)model: (\w+)", log, folder),
         scheme=_scheme(log),
         parameters=int(_find(r"num\. trained: ([\d,]+)\)", log, folder).replace(",", "")),
-        valid_bits=valid_bits,
-        intervals=[_interval(line) for line in stats["train_inner"]],
+        loss=loss * math.log(base or math.nan),
+        scored=scored,
+        peak_memory_bytes=_device_memory(log, lines),
     )
 
 
-def progress(text: str) -> dict[str, float] | None:
-    """Return the newest log interval in a piece of log."""
-    lines = _stats(text)["train_inner"]
-    return _interval(lines[-1]) if lines else None
+def done(folder: Path) -> int:
+    """Return the updates in the checkpoint that a run goes on from."""
+    path = folder / CHECKPOINT
+    return _updates(_checkpoint(path)) if path.is_file() else 0
 
 
-def _stats(log: str) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {"train_inner": [], "valid": []}
-    for match in _STATS.finditer(log):
-        found[match[1]].append(json.loads(match[2]))
-    return found
+def mend(folder: Path) -> None:
+    """Leave only whole checkpoints: fairseq copies the last one, which a kill cuts short."""
+    for path in folder.glob("*.pt"):
+        if not zipfile.is_zipfile(path):
+            path.unlink()
+    whole = sorted(folder.glob("checkpoint_*_*.pt"), key=lambda path: path.stat().st_mtime)
+    if whole and not (folder / CHECKPOINT).exists():
+        whole[-1].rename(folder / CHECKPOINT)
 
 
-def _interval(line: Mapping[str, Any]) -> dict[str, float]:
-    names = {"updates": "num_updates", "tokens_per_update": "wpb", "tokens_per_second": "wps"}
-    interval = {name: float(line[key]) for name, key in names.items() if key in line}
-    return {**interval, "loss_bits": float(line["loss"])}
+def tidy(folder: Path) -> None:
+    """Delete all but the last checkpoint of a run that has finished."""
+    for path in itertools.chain(folder.glob("*.pt"), folder.glob("*.pt.tmp")):
+        if path.name != CHECKPOINT:
+            path.unlink()
 
 
-def _pick(line: Mapping[str, Any], *keys: str) -> list[float]:
-    return [float(line[key]) for key in keys]
+def _nats(line: Mapping[str, Any], prefix: str = "") -> float:
+    return float(line[f"{prefix}loss"]) * math.log(_base(line, prefix) or 2.0)
+
+
+def _base(line: Mapping[str, Any], prefix: str = "") -> float | None:
+    """Return the base of the logarithm of a loss: 2 or e, told by its perplexity."""
+    loss, perplexity = float(line[f"{prefix}loss"]), float(line[f"{prefix}ppl"])
+    if not 0.05 < loss < 100 or not math.isfinite(perplexity):
+        return None
+    bases = [b for b in (2.0, math.e) if abs(b**loss - perplexity) <= 0.01 + 0.01 * perplexity]
+    return bases[0] if len(bases) == 1 else None
+
+
+def _tokens(lines: list[tuple[str, dict[str, Any]]]) -> list[list[float]]:
+    """Return updates and tokens per update of every log interval, once."""
+    found = {float(x["num_updates"]): float(x["wpb"]) for kind, x in lines if kind != "valid"}
+    return [[update, tokens] for update, tokens in sorted(found.items())]
+
+
+def _vocabulary(log: str, folder: Path) -> list[int]:
+    sizes = re.findall(r"[Dd]ictionary: (\d+) types", log)
+    if not sizes:
+        _find(r"dictionary: (\d+) types", log, folder)
+    return [int(size) for size in dict.fromkeys(sizes)]
 
 
 def _value(config: Mapping[str, Any], section: str, key: str) -> Any:
     part = config.get(section)
     value = part.get(key) if isinstance(part, Mapping) else getattr(part, key, None)
-    return list(value) if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return list(value)
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
 def _place(state: Mapping[str, Any]) -> list[int]:
@@ -147,9 +185,16 @@ def _place(state: Mapping[str, Any]) -> list[int]:
     return [int(iterator["epoch"]), int(iterator["iterations_in_epoch"])]
 
 
-def _scheme(log: str) -> dict[str, str] | None:
-    match = re.search(r"norm scheme (\S+), architecture hash (\w+)", log)
-    return {"name": match[1], "architecture_hash": match[2]} if match else None
+def _scheme(log: str) -> str | None:
+    match = re.search(r"norm scheme (\S+), architecture hash \w+", log)
+    return match[1] if match else None
+
+
+def _device_memory(log: str, lines: list[tuple[str, dict[str, Any]]]) -> int | None:
+    """Return the GPU's memory less what was free at least, which fairseq logs in 0.1 GB."""
+    total = re.search(r"total memory = ([\d.]+) GB", log)
+    free = [float(line["gb_free"]) for _, line in lines if "gb_free" in line]
+    return round((float(total[1]) - min(free)) * 2**30) if total and free else None
 
 
 def _find(pattern: str, log: str, folder: Path) -> str:
@@ -160,6 +205,30 @@ def _find(pattern: str, log: str, folder: Path) -> str:
             "Run again with --force."
         )
     return match[1]
+
+
+def _updates(state: Mapping[str, Any]) -> int:
+    return int(state["optimizer_history"][-1]["num_updates"])
+
+
+def _last_validation(
+    state: Mapping[str, Any], scores: list[dict[str, Any]], folder: Path
+) -> tuple[float, int]:
+    """Return the loss of the last validation, and its tokens.
+
+    The trainer's meter sums up all validations: what it was at the checkpoint before is taken off.
+    At the end of an epoch fairseq keeps no such checkpoint, and the loss is the log's.
+    """
+    summed, count = _meter(state, "valid", folder)
+    others = [_checkpoint(path) for path in folder.glob("checkpoint_*_*.pt")]
+    others = [other for other in others if _updates(other) < _updates(state)]
+    before = max(others, key=_updates, default=None)
+    old_sum, old_count = _meter(before, "valid", folder) if before else (0.0, 0)
+    start = _updates(before) if before else 0
+    between = {at for line in scores if (at := int(line["valid_num_updates"])) > start}
+    if len(between) > 1:
+        return float(scores[-1]["valid_loss"]), (count - old_count) // len(between)
+    return (summed - old_sum) / (count - old_count), count - old_count
 
 
 def _meter(state: Mapping[str, Any], name: str, folder: Path) -> tuple[float, int]:
@@ -173,12 +242,15 @@ def _meter(state: Mapping[str, Any], name: str, folder: Path) -> tuple[float, in
     )
 
 
-def _check_loss(bits: float, logged: list[dict[str, Any]], folder: Path) -> None:
-    said = float(logged[0]["valid_loss"]) if logged else math.nan
-    if not abs(bits - said) <= 0.002:  # written so that NaN is refused
+def _check_loss(
+    loss: float, scores: list[dict[str, Any]], base: float | None, folder: Path
+) -> None:
+    said = float(scores[-1]["valid_loss"]) if scores else math.nan
+    if base is None or not abs(loss - said) <= 0.002:  # written so that NaN is refused
         raise CompareError(
-            f"{folder}: got validation loss {bits:.4f} in the checkpoint and {said} in the log; "
-            "legal is one finite loss, of one validation at the end. Lower --lr if it diverged."
+            f"{folder}: got validation loss {loss:.4f} in the checkpoint and {said} in the log; "
+            "legal is one finite loss to base 2 or e, with its perplexity. Lower --lr if it "
+            "diverged."
         )
 
 
@@ -190,18 +262,4 @@ def _checkpoint(path: Path) -> dict[str, Any]:
             f"{path}: got no file; the trainer writes it at the end. Run again with --force."
         )
     # Written by our own child process a moment ago: it may hold more than tensors.
-    return torch.load(path, map_location="cpu", weights_only=False)
-
-
-def _data_hash(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for name in _DATA_FILES:
-        try:
-            content = (folder / name).read_bytes()
-        except OSError as error:
-            raise CompareError(
-                f"data: got {folder}; reading {name} failed ({error.strerror}). Prepare it for "
-                "fairseq: 'normplugin prepare --frameworks fairseq'."
-            ) from None
-        digest.update(hashlib.sha256(content).digest())
-    return digest.hexdigest()
+    return torch.load(path, map_location="cpu", weights_only=False, mmap=True)

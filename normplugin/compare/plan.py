@@ -1,177 +1,198 @@
-"""What is to be trained: arms, the settings they share, and the folder they are kept in."""
+"""What is to be trained: the settings that all runs share, and one job per run."""
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import re
-import shlex
+import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from normplugin.errors import CompareError
+from normplugin.compare.arms import Arm
+from normplugin.errors import CompareError, unknown_value
+from normplugin.placement import Dims, NormScheme, resolve_scheme
+from normplugin.presets import SIZES
 
+FRAMEWORKS = ("fairseq", "megatron")
 DEVICES = ("cpu", "cuda")
-BASELINE = "transformer_lm_gpt"
-ARMS = ("normformer_tiny", "periln_tiny")
-PLAN = "plan.json"
-_KIND = "normplugin compare"
-_RESERVED = frozenset({"data"})
+# --kind -> (kind of the presets, suffix of our architectures)
+KINDS: Mapping[str, tuple[str, str]] = {
+    "lm": ("causal_lm", ""),
+    "mlm": ("masked_lm", "_mlm"),
+    "mt": ("encoder_decoder", "_mt"),
+}
+_BASE = "base"
+_POINTS = 10  # validations, and checkpoints, along a run
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every arm shares.
+    """What every run shares.
 
     Attributes:
+        framework: One of `FRAMEWORKS`.
+        kind: One of `KINDS`.
+        size: See `sizes`.
         updates: Optimizer steps; the learning rate has decayed to zero after the last.
-        seed: Of the initial weights and of the data order.
-        lr: Peak learning rate.
+        lrs: Peak learning rates; with a ramp, the one rate reached at the last update.
+        seeds: Of the initial weights and of the data order.
+        window: Tokens per sequence.
+        batch: Sequences per update.
         device: One of `DEVICES`.
-        threads: CPU threads of a trainer.
+        threads: CPU threads of a process.
+        nproc: Processes of a run.
+        tp: Tensor-parallel processes.
+        pp: Pipeline stages.
+        ramp: Let the learning rate grow to the end instead of decaying.
+        diagnostics: Updates between two records of the diagnostics; 0 for none.
+        extra: Further words of every trainer's command line.
     """
 
+    framework: str = "fairseq"
+    kind: str = "lm"
+    size: str = "tiny"
     updates: int = 300
-    seed: int = 1
-    lr: float = 2e-3
+    lrs: tuple[float, ...] = (2e-3,)
+    seeds: tuple[int, ...] = (1,)
+    window: int = 128
+    batch: int = 16
     device: str = "cpu"
     threads: int = 1
+    nproc: int = 1
+    tp: int = 1
+    pp: int = 1
+    ramp: bool = False
+    diagnostics: int = 0
+    extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _require("--updates", self.updates, self.updates >= 2, "an integer >= 2")
-        _require("--seed", self.seed, self.seed >= 1, "an integer >= 1")
-        _require("--lr", self.lr, 0.0 < self.lr < 1.0, "0 < value < 1")
-        _require("--threads", self.threads, self.threads >= 1, "an integer >= 1")
+        for name in ("updates", "window", "batch", "threads", "nproc", "tp", "pp"):
+            least = 2 if name == "updates" else 1
+            value = getattr(self, name)
+            _require(f"--{name}", value, value >= least, f"an integer >= {least}")
+        for name, values in (("lr", self.lrs), ("seeds", self.seeds)):
+            _require(f"--{name}", values, len(values) == len(set(values)) > 0, "each value once")
+        for seed in self.seeds:
+            _require("--seeds", seed, seed >= 1, "integers >= 1")
+        for rate in self.lrs:
+            legal = rate > 0.0 and (rate < 1.0 or self.ramp)
+            _require("--lr", rate, legal, "0 < value < 1")
+        _require("--diagnostics-interval", self.diagnostics, self.diagnostics >= 0, ">= 0")
+        self._check_framework()
+        self.dims()
+
+    def _check_framework(self) -> None:
+        if self.framework == "megatron" and self.kind != "lm":
+            raise CompareError(
+                f"--kind: got {self.kind} with --framework megatron; legal is lm, the one model "
+                "of its GPT trainer. Take --kind lm, or --framework fairseq."
+            )
+        if self.framework == "fairseq" and self.nproc * self.tp * self.pp > 1:
+            raise CompareError(
+                f"--nproc, --tp, --pp: got {self.nproc}, {self.tp}, {self.pp} with --framework "
+                "fairseq; legal is 1 process. Drop them, or take --framework megatron."
+            )
+        if self.nproc % (self.tp * self.pp) or self.batch % self.data_parallel:
+            raise CompareError(
+                f"--nproc: got {self.nproc} with --tp {self.tp} --pp {self.pp} --batch "
+                f"{self.batch}; tp x pp must divide it, and the rest the batch. Change one of them."
+            )
+
+    def dims(self) -> Dims:
+        """Return the sizes of the model; raise `CompareError` for an unknown size."""
+        kind, suffix = KINDS[self.kind]
+        known = sizes(self.kind)
+        if self.size not in known:
+            raise CompareError(unknown_value("--size", self.size, known))
+        return SIZES[kind][suffix + _suffix(self.size)]
+
+    @property
+    def arch_suffix(self) -> str:
+        """What follows the scheme in the name of our architecture."""
+        return KINDS[self.kind][1] + _suffix(self.size)
+
+    @property
+    def data_parallel(self) -> int:
+        """Processes that each have a part of the batch."""
+        return max(1, self.nproc // (self.tp * self.pp))
+
+    @property
+    def tokens(self) -> int:
+        """Token budget of a run, where the batches are full."""
+        return self.updates * self.window * self.batch
+
+    @property
+    def log_interval(self) -> int:
+        """Updates between two lines of the training log."""
+        return max(1, min(10, self.updates // 20))
+
+    @property
+    def valid_interval(self) -> int:
+        """Updates between two validations, with a checkpoint each: about ten along the run.
+
+        At least two log intervals, so that some hold no validation and measure the speed.
+        """
+        return max(2, -(-self.updates // (_POINTS * self.log_interval))) * self.log_interval
+
+    @property
+    def warm_up(self) -> int:
+        """Updates until the learning rate is at its peak."""
+        return self.updates if self.ramp else max(1, self.updates // 10)
+
+    def shared(self) -> dict[str, object]:
+        """Return what all runs of a folder share: not the rates and seeds, which may grow."""
+        return {f"--{k}": v for k, v in dataclasses.asdict(self).items() if k not in _PER_RUN}
+
+    def promised_parameters(self, arm: Arm) -> int:
+        """Return the parameters that an arm has more than the baseline, by the scheme's formula."""
+        if arm.placement is None:
+            return 0
+        return self._norm_parameters(arm.placement) - self._norm_parameters(resolve_scheme("preln"))
+
+    def _norm_parameters(self, scheme: NormScheme) -> int:
+        dims = self.dims()
+        stacks = (
+            (False, True) if self.kind == "mt" else (False,)
+        )  # whether there is cross-attention
+        return sum(
+            dims.n_layers * sum(scheme.count(site, dims) for site in scheme.layer_sites(cross))
+            + sum(scheme.count(site, dims) for site in scheme.stack_sites())
+            for cross in stacks
+        )
+
+
+_PER_RUN = frozenset({"lrs", "seeds"})
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One model to train.
+class Job:
+    """One run to be: an arm at a learning rate with a seed, in a folder of its own."""
 
-    Attributes:
-        name: As the user typed it.
-        arch: Architecture, ours or upstream's.
-        options: Further options of the trainer, for this arm only.
-        upstream: Whether the framework's own model is meant, not ours.
-        model: Class the trainer must report.
-    """
-
-    name: str
-    arch: str
-    options: tuple[str, ...]
-    upstream: bool
-    model: str
+    arm: Arm
+    lr: float
+    seed: int
+    folder: Path
 
     @property
-    def folder(self) -> str:
-        """Name of the arm's folder."""
-        return folder_name(self.name)
+    def name(self) -> str:
+        """What progress and messages call it."""
+        return f"{self.arm.name} lr {self.lr:g} seed {self.seed}"
 
 
-def folder_name(arm: str) -> str:
-    """Return an arm's name as a folder name."""
-    return re.sub(r"[^\w.+=-]+", "_", arm.replace(" --", "_")).strip("_.")[:120]
+def jobs(arms: Sequence[Arm], settings: Settings, out: Path) -> Iterator[Job]:
+    """Yield a job per arm, learning rate and seed; the first rate and seed of all arms first."""
+    for seed, lr, arm in itertools.product(settings.seeds, settings.lrs, arms):
+        yield Job(arm, lr, seed, out.resolve() / "runs" / arm.folder / f"lr{lr:g}_seed{seed}")
 
 
-def split_arms(names: Sequence[str], baseline: str) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return (name, architecture, options) of every arm, the baseline first.
-
-    Raises:
-        CompareError: An arm that has no architecture, or is given twice.
-    """
-    names = [" ".join(name.split()) for name in names]
-    baseline = " ".join(baseline.split())
-    ordered = [baseline, *(name for name in names if name != baseline)]
-    folders = [folder_name(name).lower() for name in ordered]
-    for name, folder in zip(ordered, folders, strict=True):
-        if folders.count(folder) > 1 or names.count(name) > 1:
-            raise CompareError(f"--arms: got {name!r} twice; legal is once. Drop one of the two.")
-        if folder in _RESERVED or not re.match(r"\w", name):
-            raise CompareError(
-                f"--arms: got {name!r}; legal is ARCH or 'ARCH --option value'. Begin with the "
-                "architecture, and quote an arm that has options."
-            )
-    return [_split(name) for name in ordered]
+def sizes(kind: str) -> list[str]:
+    """Return the names of the sizes of a kind."""
+    suffix = KINDS[kind][1]
+    return [name.removeprefix(suffix).removeprefix("_") or _BASE for name in SIZES[KINDS[kind][0]]]
 
 
-def _split(name: str) -> tuple[str, str, tuple[str, ...]]:
-    try:
-        arch, *options = shlex.split(name)
-    except ValueError as error:
-        raise CompareError(f"--arms: got {name!r}; {error}. Close the quote.") from None
-    return name, arch, tuple(options)
-
-
-def differences(ours: Mapping[str, object], earlier: Mapping[str, object]) -> list[str]:
-    """Return the names whose values differ."""
-    keys = sorted(set(ours) | set(earlier))
-    return [key for key in keys if _plain(ours.get(key)) != _plain(earlier.get(key))]
-
-
-def _plain(value: object) -> object:
-    return json.loads(json.dumps(value))
-
-
-@contextmanager
-def workspace(out: Path) -> Iterator[None]:
-    """Take the output folder for one comparison at a time.
-
-    Raises:
-        CompareError: It holds something else, or another comparison is at work in it.
-    """
-    check_out(out)
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / PLAN).open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CompareError(
-                f"--out: got {out}; another comparison is at work in it. Wait, or name another."
-            ) from None
-        if not (out / PLAN).stat().st_size:
-            json.dump({"kind": _KIND, "format": 1}, file)
-            file.flush()
-        yield
-
-
-def check_out(out: Path) -> None:
-    """Raise `CompareError` unless the folder is new, empty or an earlier comparison's."""
-    if os.pathsep in str(out.resolve()):
-        raise CompareError(
-            f"--out: got {out}; fairseq cuts a path at {os.pathsep!r}. Name a folder without it."
-        )
-    if not out.exists() and not out.is_symlink():
-        return
-    if not out.is_dir() or (any(out.iterdir()) and not _is_ours(out / PLAN)):
-        raise CompareError(
-            f"--out: got {out}; it holds something else than a comparison. Name a new folder."
-        )
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        text = path.read_text(encoding="utf-8")
-        return not text or json.loads(text).get("kind") == _KIND
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def write_json(path: Path, data: object) -> None:
-    """Write a file completely or not at all."""
-    write_text(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file completely or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+def _suffix(size: str) -> str:
+    return "" if size == _BASE else f"_{size}"
 
 
 def _require(what: str, value: object, legal: bool, legal_values: str) -> None:

@@ -1,81 +1,121 @@
-"""The table, ``results.json`` and ``report.md``."""
+"""What is written and printed: ``results.json``, ``report.md`` and the table."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
-from normplugin.compare.collect import Numbers, cautions
-from normplugin.compare.plan import Settings, write_json, write_text
-from normplugin.compare.run import Run
-from normplugin.data.manifest import Manifest
+from normplugin.compare import results as record
+from normplugin.compare.folder import write_text
+from normplugin.compare.results import Arm, Results, Run
 
-JSON, MARKDOWN = "results.json", "report.md"
+MARKDOWN = "report.md"
+_FILES = (record.NAME, MARKDOWN)
 _HEAD = (
-    *("arm", "loss, nats/token", "change", "bits/byte", "parameters", "change"),
-    *("tokens/s", "speed", "peak memory"),
+    *("arm", "verdict", "best lr", "loss, nats/token", "change", "bits/byte", "ppl/token"),
+    *("ppl/word", "parameters", "to baseline's loss", "speed", "memory"),
 )
 
 
-@dataclass(frozen=True)
-class Results:
-    """Everything that a report says; the first run and the first numbers are the baseline's."""
-
-    settings: Settings
-    versions: Mapping[str, str]
-    manifest: Manifest
-    runs: Sequence[Run]
-    numbers: Sequence[Numbers]
-    mismatches: Sequence[str]
-
-
-def text(results: Results) -> str:
-    """Return what is printed: the table and its cautions."""
-    return "\n".join(
-        [
-            _table(_HEAD, [_row(one, results.numbers[0]) for one in results.numbers]),
-            "",
-            *(f"not comparable: {line}." for line in results.mismatches),
-            *(f"caution: {line}" for line in cautions(results.runs, results.numbers)),
-        ]
-    )
-
-
-def write(results: Results, out: Path) -> None:
-    """Write ``results.json`` and ``report.md``, each completely or not at all."""
-    write_json(out / JSON, _json(results))
+def write(results: Results, out: Path) -> list[Path]:
+    """Write every form of the results, each completely or not at all; return the files."""
+    record.write(results, out)
     write_text(out / MARKDOWN, _markdown(results))
+    return [out / name for name in _FILES]
 
 
 def remove(out: Path) -> None:
-    """Delete an earlier comparison's report; the arms stay."""
-    for name in (JSON, MARKDOWN):
+    """Delete an earlier comparison's report; the runs stay."""
+    for name in _FILES:
         (out / name).unlink(missing_ok=True)
 
 
-def _row(one: Numbers, baseline: Numbers) -> list[str]:
-    first = one is baseline
-    extra = one.parameters - baseline.parameters
-    doubt = " ?" if one.doubtful(baseline) or baseline.doubtful(baseline) else ""
+def text(results: Results) -> str:
+    """Return what is printed: the tables and their cautions."""
+    parts = [_table(_HEAD, [_row(arm, results.arms[0]) for arm in results.arms])]
+    if sum(len(arm.runs) for arm in results.arms) > len(results.arms):
+        parts.append(_runs(results.arms))
+    if any(run.ramp for arm in results.arms for run in arm.runs):
+        parts.append(_ramps(results.arms))
+    parts.append(
+        "\n".join(
+            [
+                *(f"not comparable: {line}." for line in results.mismatches),
+                *(f"caution: {line}" for line in results.cautions),
+            ]
+        )
+    )
+    return "\n\n".join(parts)
+
+
+def _row(arm: Arm, baseline: Arm) -> list[str]:
+    doubt = " ?" if arm.speed_in_doubt or baseline.speed_in_doubt else ""
+    loss, base = arm.loss, baseline.loss
+    spread = "" if loss is None or loss.std is None else f" ± {loss.std:.4f} (n = {loss.n})"
+    change = "" if arm is baseline or not (loss and base) else f"{loss.mean - base.mean:+.4f}"
+    delta = arm.parameter_delta
     return [
-        one.arm + (" (baseline)" if first else ""),
-        f"{one.loss:.4f}",
-        "" if first else f"{one.loss - baseline.loss:+.4f}",
-        f"{one.bits_per_byte:.4f}",
-        f"{one.parameters:,}",
-        "" if first else f"{extra:+,} ({extra / baseline.parameters:+.2%})",
-        f"{one.tokens_per_second:,.0f}",
-        f"{one.tokens_per_second / baseline.tokens_per_second:.2f}x{doubt}",
-        f"{one.peak_memory_bytes / 2**20:,.0f} MiB",
+        arm.name,
+        arm.verdict if arm.p_value is None else f"{arm.verdict} (p = {arm.p_value:.2g})",
+        _number(arm.best_lr, "g"),
+        "-" if loss is None else f"{loss.mean:.4f}{spread}",
+        change,
+        _number(arm.bits_per_byte, ".4f"),
+        _number(arm.token_perplexity, ".2f"),
+        _number(arm.word_perplexity, ".4g"),
+        _number(arm.parameters, ",") + (f" ({delta:+,})" if delta else ""),
+        _reached(arm),
+        _number(arm.speed_ratio, ".2f", "x") + (doubt if arm.speed_ratio else ""),
+        _number(arm.memory_ratio, ".2f", "x"),
     ]
 
 
+def _reached(arm: Arm) -> str:
+    if arm.updates_to_baseline_loss is None:
+        return "never" if arm.loss else "-"
+    return f"{arm.updates_to_baseline_loss:.0f} updates, {arm.seconds_to_baseline_loss:.0f} s"
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def _runs(arms: Sequence[Arm]) -> str:
+    """Return the sweep: a row per arm and learning rate, a column per seed."""
+    seeds = sorted({run.seed for arm in arms for run in arm.runs})
+    rows = []
+    for arm in arms:
+        for lr in dict.fromkeys(run.lr for run in arm.runs):
+            said = {run.seed: _ended(run) for run in arm.runs if run.lr == lr}
+            best = " *" if lr == arm.best_lr else ""
+            rows.append([arm.name, f"{lr:g}{best}", *(said.get(seed, "-") for seed in seeds)])
+    return _table(("arm", "lr (* best)", *(f"loss, seed {seed}" for seed in seeds)), rows)
+
+
+def _ended(run: Run) -> str:
+    if run.status != record.FINISHED or not run.valid:
+        return f"{run.status} at {run.stopped_at}"
+    return f"{run.valid[-1].loss:.4f}"
+
+
+def _ramps(arms: Sequence[Arm]) -> str:
+    rows = [
+        [arm.name, str(run.seed), str(it.survived), f"{it.rate:.3g}", _fate(it.exploded)]
+        for arm in arms
+        for run in arm.runs
+        if (it := run.ramp)
+    ]
+    head = ("arm", "seed", "updates survived", "learning rate reached", "then")
+    return _table(head, rows)
+
+
+def _fate(exploded: bool) -> str:
+    return "the loss exploded" if exploded else "the run ended"
+
+
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return an aligned Markdown table: first column to the left, numbers to the right."""
+    """Return an aligned Markdown table: first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     rule = [
         "-" * width if place == 0 else "-" * (width - 1) + ":" for place, width in enumerate(widths)
@@ -89,100 +129,60 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "| " + " | ".join(padded) + " |"
 
 
-def _json(results: Results) -> dict[str, object]:
-    arms = [
-        {
-            "baseline": place == 0,
-            "numbers": dataclasses.asdict(numbers),
-            "wall_seconds": run.wall_seconds,
-            "cpu_seconds": run.cpu_seconds,
-            **dataclasses.asdict(run.record),
-        }
-        for place, (run, numbers) in enumerate(zip(results.runs, results.numbers, strict=True))
-    ]
-    return {
-        "format": 1,
-        "settings": dataclasses.asdict(results.settings),
-        "versions": dict(results.versions),
-        "machine": _machine(),
-        "data": {
-            "corpus": results.manifest.corpus,
-            "splits": {name: vars(it) for name, it in results.manifest.splits.items()},
-            "files": results.manifest.files,
-        },
-        "arms": arms,
-        "mismatches": list(results.mismatches),
-        "cautions": cautions(results.runs, results.numbers),
-    }
-
-
-def _machine() -> dict[str, object]:
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cpus": os.cpu_count(),
-    }
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
-
-
 def _markdown(results: Results) -> str:
-    speeds = ("arm", "lower quartile", "median", "upper quartile")
-    arms = [run.arm for run in results.runs]
     parts = [
-        "# Comparison",
+        f"# {results.title}",
         text(results),
+        "## Losses where every arm has had as much",
+        _equal(results.arms),
+        "## Speed and memory of every run",
+        _speeds(results.arms),
         "## What was done",
         "\n".join(f"- {line}" for line in _done(results)),
-        "## Tokens per second of the log intervals",
-        _table(speeds, [_speeds(one) for one in results.numbers]),
-        "## Model and hyperparameters",
-        _table(("setting", *arms), _hyperparameters(results)),
+        "## What was found equal in all runs",
+        _table(("fact", "value"), [[name, str(it)] for name, it in results.facts.items()]),
+        "## Commands",
+        *(f"```\n{shlex.join(run.command)}\n```" for arm in results.arms for run in arm.runs[:1]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _done(results: Results) -> list[str]:
-    valid, machine = results.manifest.splits["valid"], _machine()
-    facts, settings = results.runs[0].record.facts, results.settings
-    return [
-        f"text: {results.manifest.corpus['name']}; validation on {valid.predicted():,} tokens "
-        f"(the end of each document included), {valid.bytes:,} bytes",
-        f"{facts['updates']:,} updates, {facts['trained tokens']:,} target tokens per arm, window "
-        f"{facts['window']}, seed {facts['seed']}",
-        "fairseq's own trainer, one process per arm, one arm after another, on "
-        f"{settings.device} with {settings.threads} threads; glibc's allocator keeps freed memory",
-        "data order: same seed, same data, same place in it at the end, same number of tokens in "
-        "every log interval; the order itself is not hashed",
-        "tokens/s: target tokens over wall time, median of the log intervals after the first "
-        "quarter; peak memory: largest resident set of the process",
-        f"machine: {machine['processor']}, {machine['cpus']} CPUs, {machine['system']}",
-        "versions: " + ", ".join(f"{name} {it}" for name, it in results.versions.items()),
+def _equal(arms: Sequence[Arm]) -> str:
+    rows = [
+        [arm.name, f"{it.updates:.4f}", f"{it.tokens:.4f}", f"{it.seconds:.4f}"]
+        for arm in arms
+        if (it := arm.loss_at)
     ]
+    return _table(("arm", "equal updates", "equal tokens", "equal seconds of training"), rows)
 
 
-def _speeds(one: Numbers) -> list[str]:
-    low, high = one.quartiles
-    return [one.arm, *(f"{speed:,.0f}" for speed in (low, one.tokens_per_second, high))]
+def _speeds(arms: Sequence[Arm]) -> str:
+    rows = [
+        [
+            *(arm.name, f"{run.lr:g}", str(run.seed), _number(run.step_seconds, ".4f")),
+            _number(run.tokens_per_second, ",.0f"),
+            " to ".join(f"{speed:,.0f}" for speed in run.quartiles) or "-",
+            _number(run.peak_memory_bytes and run.peak_memory_bytes / 2**20, ",.0f", " MiB"),
+        ]
+        for arm in arms
+        for run in arm.runs
+    ]
+    head = ("arm", "lr", "seed", "s/update", "tokens/s", "its quartiles", "peak memory")
+    return _table(head, rows)
 
 
-def _hyperparameters(results: Results) -> list[list[str]]:
-    records = [run.record for run in results.runs]
-    schemes = [it.scheme or {"name": "-", "architecture_hash": "-"} for it in records]
+def _done(results: Results) -> list[str]:
+    valid, settings = results.data["valid"], results.settings
     return [
-        ["model", *(it.model for it in records)],
-        ["norm scheme", *(it["name"] for it in schemes)],
-        ["architecture hash", *(it["architecture_hash"] for it in schemes)],
-        *(
-            [name, *(str(it.hyperparameters[name]).strip("[]") for it in records)]
-            for name in records[0].hyperparameters
-        ),
+        f"text: {results.data['name']}; validation on {valid['tokens']:,} tokens (the end of each "
+        f"document included), {valid['bytes']:,} bytes",
+        f"{settings['updates']:,} updates of {settings['batch']} x {settings['window']} tokens "
+        f"per run; seeds {settings['seeds']}, learning rates {settings['lrs']}",
+        f"{settings['framework']}'s own trainer, one run after another, on {settings['device']}",
+        "data order: same seed, same data, same number of tokens in every log interval; the order "
+        "itself is not hashed",
+        "seconds: of training alone; tokens/s: the median of the log intervals after the first "
+        "quarter",
+        "machine: " + ", ".join(str(it) for it in results.machine.values()),
+        "versions: " + ", ".join(f"{name} {it}" for name, it in results.versions.items()),
     ]

@@ -1,4 +1,4 @@
-"""Laws of the plan: arms in order, settings within bounds, a folder that is ours or new."""
+"""Laws of the plan: settings within bounds, a folder that is ours or new, one tool in it."""
 
 from __future__ import annotations
 
@@ -6,94 +6,120 @@ import json
 import re
 
 import pytest
+from compare_setup import SCHEMES, job
 
-from normplugin.compare import plan
-from normplugin.compare.plan import Settings, split_arms
+from normplugin.compare import folder, plan
+from normplugin.compare.plan import Settings
 from normplugin.errors import CompareError
 
 
-def test_the_baseline_comes_first_and_once():
-    """A baseline named among the arms is moved to the front, not trained twice."""
-    arms = split_arms(["a_tiny", "base", "preln_tiny --norm-scheme A+C"], "base")
-    assert arms == [
-        ("base", "base", ()),
-        ("a_tiny", "a_tiny", ()),
-        ("preln_tiny --norm-scheme A+C", "preln_tiny", ("--norm-scheme", "A+C")),
-    ]
-
-
 @pytest.mark.parametrize(
-    ("arms", "message"),
+    ("wrong", "message"),
     [
-        (["a", "a"], "got 'a' twice"),
-        (["a --x 1", "a   --x 1"], "got 'a --x 1' twice"),
-        (["base", "base"], "got 'base' twice"),
-        (["data"], "got 'data'; legal is ARCH"),
-        (["--lr 1"], "got '--lr 1'; legal is ARCH"),
-        ([""], "got ''; legal is ARCH"),
-        (["a --x 'b"], "No closing quotation"),
+        ({"updates": 1}, "--updates: got 1; legal is an integer >= 2"),
+        ({"seeds": (0,)}, "--seeds: got 0; legal is integers >= 1"),
+        ({"seeds": (1, 1)}, "--seeds: got (1, 1); legal is each value once"),
+        ({"lrs": (0.0,)}, "--lr: got 0.0; legal is 0 < value < 1"),
+        ({"lrs": (1.0,)}, "--lr: got 1.0; legal is 0 < value < 1"),
+        ({"threads": 0}, "--threads: got 0"),
+        ({"size": "tinny"}, "Did you mean 'tiny'?"),
+        ({"kind": "mlm", "size": "125m"}, "legal are base, large, tiny"),
+        ({"framework": "megatron", "kind": "mlm"}, "got mlm with --framework megatron"),
+        ({"tp": 2, "nproc": 2}, "with --framework fairseq; legal is 1 process"),
+        ({"framework": "megatron", "nproc": 3, "tp": 2}, "tp x pp must divide it"),
+        ({"framework": "megatron", "nproc": 3}, "and the rest the batch"),
     ],
 )
-def test_an_arm_that_cannot_be_told_apart_is_refused(arms, message):
-    """Twice the same, no architecture or an open quote: refused by name."""
-    with pytest.raises(CompareError, match=re.escape(message)):
-        split_arms(arms, "base")
-
-
-def test_folder_names_are_plain_and_tell_options_apart():
-    """An arm's options are in its folder's name; separators and blanks are not."""
-    assert plan.folder_name("preln_tiny --norm-scheme A+C") == "preln_tiny_norm-scheme_A+C"
-    assert "/" not in plan.folder_name("a --restore-file ../../b")
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"updates": 1}, {"seed": 0}, {"lr": 0.0}, {"lr": 1.0}, {"threads": 0}]
-)
-def test_settings_out_of_bounds_are_refused(wrong):
+def test_settings_out_of_bounds_are_refused(wrong, message):
     """The message names the option and the legal values."""
-    with pytest.raises(CompareError, match=rf"--{next(iter(wrong))}: got .*; legal is "):
+    with pytest.raises(CompareError, match=re.escape(message)):
         Settings(**wrong)
+
+
+@pytest.mark.parametrize("updates", [2, 6, 40, 300, 305, 12_345])
+def test_a_run_is_validated_about_ten_times(updates):
+    """At places where the log has a line; some log intervals hold no validation."""
+    settings = Settings(updates=updates)
+    log, valid = settings.log_interval, settings.valid_interval
+    assert valid % log == 0 and valid >= 2 * log
+    assert updates / valid <= 10
+    assert updates < 100 or updates / valid > 7
+
+
+def test_jobs_cover_arms_rates_and_seeds(tmp_path):
+    """Each in a folder of its own, all arms of a seed before the next seed."""
+    settings = Settings(lrs=(1e-3, 3e-3), seeds=(1, 2))
+    jobs = list(plan.jobs([*SCHEMES.values()], settings, tmp_path))
+    assert len({it.folder for it in jobs}) == len(jobs) == 16
+    assert [it.seed for it in jobs] == [1] * 8 + [2] * 8
+
+
+def test_promised_parameters_follow_the_formula():
+    """By hand: what NormFormer adds per layer; per stack, and in cross-attention, of pairs."""
+    extra = 2 * 128 + 2 * 512 + 4
+    assert Settings().promised_parameters(job("normformer").arm) == 4 * extra
+    pairs = Settings(kind="mt").promised_parameters(job("normformer").arm)
+    assert pairs == 4 * extra + 4 * (extra + 2 * 128 + 4)
+    assert Settings().promised_parameters(SCHEMES["upstream"]) == 0
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
     """A folder with foreign files, and a file, are left alone; a new and an empty one serve."""
-    plan.check_out(tmp_path / "new")
-    plan.check_out(tmp_path)
+    folder.check_out(tmp_path / "new")
+    folder.check_out(tmp_path)
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path, tmp_path / "file"):
         with pytest.raises(CompareError, match="holds something else"):
-            plan.check_out(path)
+            folder.check_out(path)
 
 
 def test_one_comparison_at_a_time_in_a_folder(tmp_path):
     """While one is at work the second is refused; afterwards the folder is known as ours."""
     out = tmp_path / "out"
-    with plan.workspace(out):
+    with folder.workspace(out):
+        folder.begin(out)
         with pytest.raises(CompareError, match="another comparison is at work"):
-            with plan.workspace(out):
+            with folder.workspace(out):
                 pass
     (out / "file").write_text("anything")
-    with plan.workspace(out):
+    with folder.workspace(out):
         pass
+
+
+def test_another_comparison_does_not_take_a_folder(tmp_path):
+    """The option that differs is named; --force replaces the plan."""
+    folder.begin(tmp_path)
+    folder.claim(tmp_path, {"--updates": 6, "--extra": ()}, replace=False)
+    folder.claim(tmp_path, {"--updates": 6, "--extra": []}, replace=False)
+    with pytest.raises(CompareError, match="with other --updates is kept"):
+        folder.claim(tmp_path, {"--updates": 7, "--extra": ()}, replace=False)
+    folder.claim(tmp_path, {"--updates": 7, "--extra": ()}, replace=True)
+
+
+def test_no_space_is_one_sentence(tmp_path):
+    """An error of the operating system while writing names the folder and what to do."""
+    with pytest.raises(CompareError, match=r"No space left on device.*goes on where"):
+        with folder.workspace(tmp_path):
+            raise OSError(28, "No space left on device")
 
 
 def test_a_path_that_fairseq_would_cut_is_refused(tmp_path):
     """fairseq splits paths at the path separator."""
     with pytest.raises(CompareError, match="cuts a path"):
-        plan.check_out(tmp_path / "a:b")
+        folder.check_out(tmp_path / "a:b")
 
 
 def test_files_are_written_completely_or_not_at_all(tmp_path):
     """What cannot be written leaves the old file and nothing beside it."""
     path = tmp_path / "result.json"
-    plan.write_json(path, {"a": 1})
+    folder.write_json(path, {"a": 1})
     for broken in (object(), float("nan")):
         with pytest.raises((TypeError, ValueError)):
-            plan.write_json(path, {"a": broken})
+            folder.write_json(path, {"a": broken})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [it.name for it in tmp_path.iterdir()] == ["result.json"]
 
 
 def test_identities_differ_by_name():
     """Tuples equal lists, as in JSON; a name on one side only is a difference."""
-    assert plan.differences({"a": (1, 2), "b": 1}, {"a": [1, 2], "b": 2, "c": 0}) == ["b", "c"]
+    assert folder.differences({"a": (1, 2), "b": 1}, {"a": [1, 2], "b": 2, "c": 0}) == ["b", "c"]

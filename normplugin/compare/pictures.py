@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COLOURS = 8  # the page defines --arm-0 to --arm-7
 _MARKERS = "osD^vPX*"
-_GLYPHS = "●■◆▲▼✚✖★"
+_GLYPHS = "●■◆▲▼✚✖★○□◇△▽✛✕☆"  # filled, then hollow
 _DASHES = ("-", "--", ":")
 _INK, _RULE = "#fe0100", "#fe0101"
 _COUNTS = ("updates", "layer")
@@ -162,14 +162,16 @@ def _line(axes: Axes, line: Line) -> None:
     elif line.thin:
         axes.plot(line.x, y, color=colour, linewidth=0.8, alpha=0.45)
     else:
-        few = len(line.x) <= 30
+        hollow = line.arm // COLOURS % 2
         axes.plot(
             line.x,
             y,
             color=colour,
             linewidth=1.6,
             linestyle=_DASHES[line.arm // COLOURS % len(_DASHES)],
-            marker=_MARKERS[line.arm % len(_MARKERS)] if few else None,
+            marker=_MARKERS[line.arm % len(_MARKERS)],
+            markerfacecolor="none" if hollow else colour,
+            markevery=max(1, len(line.x) // 12),
             markersize=4.5,
         )
 

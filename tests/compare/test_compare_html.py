@@ -279,7 +279,7 @@ def test_an_arm_has_one_colour_in_every_picture(tmp_path: Path) -> None:
 
 
 def test_every_arm_s_colour_is_defined_for_light_and_dark() -> None:
-    """More arms than colours begin again, told apart by their dashes."""
+    """More arms than colours begin again, told apart by dashes and hollow markers."""
     css = (Path(html.__file__).parent / "page.css").read_text(encoding="utf-8")
     for number in range(pictures.COLOURS):
         assert css.count(f"--arm-{number}:") == 2
@@ -287,6 +287,8 @@ def test_every_arm_s_colour_is_defined_for_light_and_dark() -> None:
     svg = pictures.draw(pictures.Picture("p", "t", "x", "y", [line], "alt"))
     assert "var(--arm-1)" in svg
     assert "stroke-dasharray" in svg
+    glyphs = [pictures.glyph(number) for number in range(2 * pictures.COLOURS)]
+    assert len(set(glyphs)) == len(glyphs)
 
 
 @pytest.mark.parametrize("missing", ["matplotlib", "jinja2"])

@@ -64,8 +64,9 @@ def run(data, tmp_path, monkeypatch, caplog):
             found = []
         else:
             assert fairseq_train.main([*argv, "--diagnostics-interval", str(interval)]) == 0
-            found, warnings = records.read(folder / "diagnostics.jsonl")
-            assert warnings == []
+            file = folder / "diagnostics.jsonl"
+            found, warnings = records.read(file)
+            assert warnings == [] and len(file.read_text().splitlines()) == len(found)
         steps = [json.loads(r.message) for r in caplog.records if r.name == "train_inner"]
         state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
         return {r.place: r.value for r in found}, steps, state["model"]
@@ -114,6 +115,8 @@ def test_training_is_bit_identical(argv, run, tmp_path):
     (first, *_) = events.Scalars("run.gradient_norm/run.all")
     expected = found[(1, "", None, "run", "gradient_norm")]
     assert (first.step, first.value) == (1, pytest.approx(expected))
+    layers = 3 if "--decoder-layerdrop" in argv else 2
+    assert {key[2] for key in found} == {None, *range(layers + 1)}
     skipped = {key[2] for key, value in found.items() if value is None and key[2]}
     assert bool(skipped) == ("--decoder-layerdrop" in argv)
 

@@ -3,6 +3,7 @@
 # No postponed annotations: fairseq reads the types of dataclass fields.
 # ruff: noqa: UP045  (fairseq and old omegaconf read Optional[X])
 from argparse import Action, ArgumentParser, Namespace
+from contextlib import nullcontext
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, Optional
 
@@ -12,7 +13,7 @@ from fairseq.models.roberta import RobertaEncoder, RobertaModel
 from fairseq.models.roberta.model import base_architecture
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 from normplugin.fairseq_plugin.config import (
     ACTIVATIONS,
@@ -107,10 +108,10 @@ class NormMaskedLanguageModel(RobertaModel):
     def build_model(cls, args, task):
         """Build the model; the encoder compares what the scheme promises with what exists."""
         placing = placing_of(args, task, "masked_lm")
-        if OmegaConf.is_config(args):
-            OmegaConf.set_struct(args, False)  # upstream adds what it reads and does not declare
-        if args.max_positions is None:
-            args.max_positions = task.max_positions()
+        if args.max_positions is None:  # 0.12.2's masked_lm task has no maximum
+            args.max_positions = task.max_positions() or task.cfg.tokens_per_sample
         if args.offload_activations:
             args.checkpoint_activations = True
-        return cls(args, NormRobertaEncoder(args, task.source_dictionary, placing))
+        # Upstream adds what it reads and does not declare.
+        with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
+            return cls(args, NormRobertaEncoder(args, task.source_dictionary, placing))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import fairseq
 import fairseq_cli.hydra_train
 import hydra
 import torch
@@ -20,12 +19,11 @@ from normplugin.fairseq_plugin.archs import MODELS
 from normplugin.fairseq_plugin.checks import TASKS
 from normplugin.fairseq_plugin.stacks import placing_of
 
-UPSTREAM = Path(fairseq.__file__).parent / "config"
 if not hasattr(hydra, "compose"):  # hydra 1.0, with the official fairseq
     import hydra.experimental as hydra
 
 
-def hydra_config(monkeypatch, *overrides: str, folder: Path = UPSTREAM, name: str = "config"):
+def hydra_config(monkeypatch, *overrides: str, folder: Path, name: str):
     """The config that reaches fairseq's trainer, which has imported the user dir by then."""
     seen: list = []
     GlobalHydra.instance().clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from enum import Enum
 
 import pytest
@@ -35,27 +36,33 @@ LEFT_OUT = {*_REPLACED, "_name", "encoder_normalize_before", "decoder_normalize_
 LEFT_OUT |= {"base_sublayers", "base_shuffle"}
 
 
-def configs(monkeypatch, kind: str, arch: str, options: dict[str, object]):
-    """The task and the two model configs, by command line and by hydra."""
-    task = TASKS[kind][0]
-    words, overrides = [], [f"+task._name={task}", "+task.data=data", f"+model._name={arch}"]
-    for name, value in options.items():
-        words += [f"--{name.replace('_', '-')}", *[str(value)] * (not isinstance(value, bool))]
-        overrides.append(f"+model.{name}={value if isinstance(value, bool) else repr(value)}")
-    return (
-        parse("--task", task, "--arch", arch, *words),
-        hydra_config(monkeypatch, *overrides),
-    )
+@pytest.fixture
+def configs(monkeypatch, tmp_path):
+    """A function that gives the two configs of a model, by command line and by hydra."""
+
+    def make(kind: str, arch: str, options: dict[str, object]):
+        task = TASKS[kind][0]
+        words = []
+        for name, value in options.items():
+            words += [f"--{name.replace('_', '-')}", *[str(value)] * (not isinstance(value, bool))]
+        sections = {"task": {"_name": task, "data": "data"}, "model": {"_name": arch, **options}}
+        (tmp_path / "given.yaml").write_text(f"# @package _global_\n{json.dumps(sections)}")
+        return (
+            parse("--task", task, "--arch", arch, *words),
+            hydra_config(monkeypatch, folder=tmp_path, name="given"),
+        )
+
+    return make
 
 
 # Scheme and size are independent: every size, and every scheme of every kind.
 @pytest.mark.parametrize(
     "name", [n for n, a in ARCHITECTURES.items() if a.scheme == "normformer" or n.endswith("tiny")]
 )
-def test_every_architecture(name, monkeypatch):
+def test_every_architecture(name, configs, monkeypatch):
     """hydra's defaults, which come before the architecture, hide none of its values."""
     kind = ARCHITECTURES[name].kind
-    line, hydra = (completed(monkeypatch, cfg) for cfg in configs(monkeypatch, kind, name, {}))
+    line, hydra = (completed(monkeypatch, cfg) for cfg in configs(kind, name, {}))
     assert hydra == line
 
 
@@ -77,36 +84,35 @@ def upstreams(kind: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("whose", ["ours", "upstreams"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_option(kind, whose, monkeypatch):
+def test_every_option(kind, whose, configs, monkeypatch):
     """Every option of the model, ours and upstream's, arrives by both ways."""
     options = OURS if whose == "ours" else upstreams(kind)
     assert len(options) > 9
     name = next(a.name for a in ARCHITECTURES.values() if a.kind == kind)
-    line, hydra = (completed(monkeypatch, cfg) for cfg in configs(monkeypatch, kind, name, options))
+    line, hydra = (completed(monkeypatch, cfg) for cfg in configs(kind, name, options))
     assert hydra == line
     assert {option: line[option] for option in options} == options
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_models_own_name(kind, monkeypatch):
+def test_the_models_own_name(kind, configs, monkeypatch):
     """Without an architecture the model is the kind's preln, or any scheme in its shape."""
     base = next(a.name for a in ARCHITECTURES.values() if a.kind == kind)
-    _, named = configs(monkeypatch, kind, MODELS[kind][0], {"norm_scheme": "periln"})
-    line, _ = configs(monkeypatch, kind, base, {"norm_scheme": "periln"})
+    _, named = configs(kind, MODELS[kind][0], {"norm_scheme": "periln"})
+    line, _ = configs(kind, base, {"norm_scheme": "periln"})
     found, expected = (completed(monkeypatch, cfg) for cfg in (named, line))
     assert found == expected
 
 
 @pytest.mark.parametrize("suffix", ["", "_mlm", "_mt"])
-def test_the_built_models_are_equal(suffix, monkeypatch):
+def test_the_built_models_are_equal(suffix, configs):
     """Values and logits of the two built models are equal, bit for bit."""
     name = f"normformer{suffix}_tiny"
     options = {"qk_norm": "head", "residual_scale": True, "embedding_norm": True}
-    line, hydra = (
-        built(cfg).eval() for cfg in configs(monkeypatch, ARCHITECTURES[name].kind, name, options)
-    )
-    assert list(hydra.state_dict()) == list(line.state_dict())
-    for key, value in line.state_dict().items():
-        assert torch.equal(hydra.state_dict()[key], value), key
+    line, hydra = (built(cfg).eval() for cfg in configs(ARCHITECTURES[name].kind, name, options))
+    found = dict(hydra.named_parameters())
+    assert list(found) == [name for name, _ in line.named_parameters()]
+    for key, value in line.named_parameters():
+        assert torch.equal(found[key], value), key
     batch = (SOURCE, None, TARGET) if suffix == "_mt" else (SOURCE,)
     assert torch.equal(hydra(*batch)[0], line(*batch)[0])

@@ -56,6 +56,7 @@ def contents(monkeypatch, cfg) -> dict:
     model = completed(monkeypatch, cfg)
     plain = {**OmegaConf.to_container(cfg, resolve=True, enum_to_str=True), "model": model}
     del plain["common"]["user_dir"], plain["task"]["data"]
+    del plain["distributed_training"]["distributed_num_procs"]  # 0.12.2 counts the GPUs here
     return {section: plain[section] for section in SECTIONS}
 
 

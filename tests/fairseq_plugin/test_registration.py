@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -130,7 +131,9 @@ if __name__ == "__main__":
         ),
         (
             "@register_model('normplugin_lm')\nclass M(TransformerLanguageModel): pass\n",
-            "model 'normplugin_lm': another plugin registered that name",
+            # fairseq 0.12.2 refuses by itself
+            "(model 'normplugin_lm': another plugin registered that name"
+            "|Cannot register duplicate model [(]normplugin_lm[)])",
         ),
     ],
 )
@@ -142,7 +145,7 @@ def test_a_name_taken_by_another_plugin_stops(claim, message, tmp_path):
         f"{claim}import normplugin.fairseq_plugin\n"
     )
     done = run(code, tmp_path)
-    assert done.returncode != 0 and message in done.stderr
+    assert done.returncode != 0 and re.search(message, done.stderr)
 
 
 def test_without_fairseq_one_sentence(tmp_path):

@@ -49,7 +49,9 @@ def logged(text: str) -> dict[int, tuple[str, str]]:
 
 
 def weights(folder: Path, name: str = "checkpoint_last.pt") -> dict[str, torch.Tensor]:
-    return torch.load(folder / name, weights_only=True)["model"]
+    state = torch.load(folder / name, weights_only=False)["model"]
+    # 0.12.2's sinusoidal positions hold a buffer that is never set
+    return {key: value for key, value in state.items() if not key.endswith("_float_tensor")}
 
 
 def kill_after(update: int, argv: list[str], cwd: Path) -> None:

@@ -52,13 +52,19 @@ def marked(document: Path) -> list[str]:
 
 def test_the_readmes_commands_run(folder):
     """Prepare, train and evaluate run; the dead flags of upstream change no parameter count."""
-    start, kinds, megatron, proof = marked(REPO / "README.md")
+    start, kinds, megatron, compare, diagnose, proof = marked(REPO / "README.md")
     run(start, folder)
     write_labelled(folder)
     write_parallel(folder, short_lines(200))
     assert "BLEU" in run(kinds, folder)
     assert "emulat" in run(megatron, folder).lower()
     assert (folder / "checkpoints" / "checkpoint_last.pt").exists()
+    assert "fp16 bits" in run(diagnose, folder)
+    small = folder / "small"
+    small.mkdir()
+    run("normplugin prepare ../copy.src --out data --vocab-size 300 --frameworks fairseq", small)
+    run(compare, small)
+    assert (small / "comparison" / "report.html").exists()
     counts = re.findall(r"num. shared model params: ([\d,]+)", run(proof, folder))
     assert len(counts) == 2 and counts[0] == counts[1]
     for card in sorted(REPO.glob("examples/*/README.md")):

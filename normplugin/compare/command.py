@@ -10,8 +10,9 @@ its own:
 
 Words after -- go to every trainer; +option=value after an arm that no scheme has, to its trainer.
 Without --data the text is the running Python's standard library. Writes DIR/results.json,
-DIR/report.md and, per run, its log, last checkpoint and result. The same command again goes on
-where it stopped, and may add arms, learning rates and seeds.
+DIR/report.md, DIR/report.html and, per run, its log, last checkpoint and result. The same command
+again goes on where it stopped, and may add arms, learning rates and seeds; a failed run gets
+another chance.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ def run(args: argparse.Namespace) -> int:
         entries = _train(works, settings, at)
         found = fair.refuse(collect.findings(entries, settings, data), args.allow_mismatch)
         results = summary.results(entries, settings, data, at, found)
+        print(report.text(results), flush=True)
         files = report.write(results, args.out)
-    print(report.text(results))
     print(f"\nwritten: {', '.join(map(str, files))}")
     return 0 if any(arm.verdict != "failed" for arm in results.arms[1:]) else 1
 

@@ -1,4 +1,4 @@
-"""What is written and printed: ``results.json``, ``report.md`` and the table."""
+"""What is written and printed: ``results.json``, ``report.md``, ``report.html`` and the table."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from normplugin.compare import html
 from normplugin.compare import results as record
 from normplugin.compare.folder import write_text
 from normplugin.compare.results import Arm, Results, Run
 
 MARKDOWN = "report.md"
-_FILES = (record.NAME, MARKDOWN)
+_FILES = (record.NAME, MARKDOWN, html.NAME)
 _HEAD = (
     *("arm", "verdict", "best lr", "loss, nats/token", "change", "bits/byte", "ppl/token"),
     *("ppl/word", "parameters", "to baseline's loss", "speed", "memory"),
@@ -19,9 +20,14 @@ _HEAD = (
 
 
 def write(results: Results, out: Path) -> list[Path]:
-    """Write every form of the results, each completely or not at all; return the files."""
+    """Write every form of the results, each completely or not at all; return the files.
+
+    Raises:
+        CompareError: What the page is made with is not installed; the other files are written.
+    """
     record.write(results, out)
     write_text(out / MARKDOWN, _markdown(results))
+    write_text(out / html.NAME, html.render(results, out))
     return [out / name for name in _FILES]
 
 

@@ -34,7 +34,7 @@ def again(finished, data, tmp_path, capsys):
     """Return a function that compares again in a copy of the finished folder."""
     out = tmp_path / "out"
     shutil.copytree(finished[0], out)
-    for path in [*out.rglob("*.json"), *out.glob("*.md")]:  # the folder stands in all of them
+    for path in out.rglob("*.json"):  # the folder stands in all of them
         path.write_text(path.read_text().replace(str(finished[0]), str(out)))
 
     def start(*arguments):
@@ -83,6 +83,7 @@ def test_the_results_are_the_trainers_own(finished):
 def test_finished_runs_are_taken_as_they_are(again):
     """The same command trains nothing and writes the same results."""
     out, start = again
+    start()  # the page of the copied folder
     before = contents(out)
     code, said = start()
     assert code == 0

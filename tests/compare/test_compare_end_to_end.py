@@ -165,7 +165,7 @@ def test_a_failing_arm_is_reported_and_the_others_go_on(again):
     out, start = again
     name = "periln+finetune-from-model=no_such_file.pt"
     code, said = start("--arms", f"{name},normformer")
-    assert code == 0
+    assert code == 0, said.err
     assert f"caution: {name} at learning rate 0.002 with seed 1 failed at update 0:" in said.out
     assert "no_such_file.pt" in said.out
     upstream, failed, finished = results.read(out / results.NAME).arms

@@ -41,30 +41,42 @@ class Card:
         return architecture_hash(self.scheme, self.dims, self.kind)
 
     def encode(self) -> Tensor:
-        """Return the card and its hash as a 1-D int64 tensor of UTF-8 bytes.
+        """Return the card and its hash as the bits of UTF-8 text, a 1-D tensor of 0.0 and 1.0.
 
-        Integers survive fp16 conversion, and int64 sums do not overflow when checkpoints are
-        averaged.
+        Half precision keeps them, and so does averaging, of checkpoints or by EMA: zero stays zero
+        and one stays positive. (fairseq's EMA cannot average integers.)
         """
         text = json.dumps({**dataclasses.asdict(self), "hash": self.hash}, sort_keys=True)
-        return torch.tensor(list(text.encode()), dtype=torch.int64)
+        return to_bits(text)
 
     @staticmethod
     def decode(encoded: Tensor) -> Card:
         """Invert `encode`; raise `CheckpointError` for anything else."""
         try:
-            fields = json.loads(bytes(encoded.tolist()).decode())
+            fields = json.loads(to_text(encoded))
             scheme = fields["scheme"]
             norm = NormSpec(**scheme.pop("norm"))
             card = Card(NormScheme(norm=norm, **scheme), Dims(**fields["dims"]), fields["kind"])
             if card.hash != fields["hash"]:
                 raise ValueError(f"its hash is {fields['hash']}, its content's {card.hash}")
             return card
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise CheckpointError(
                 f"checkpoint: its architecture card cannot be read ({error}). "
                 "It is damaged, or written by a newer normplugin; update normplugin."
             ) from None
+
+
+def to_bits(text: str) -> Tensor:
+    """Return the bits of a text, the lowest of each byte first."""
+    octets = torch.tensor(list(text.encode()))
+    return (octets[:, None] >> torch.arange(8) & 1).flatten().float()
+
+
+def to_text(bits: Tensor) -> str:
+    """Invert `to_bits`."""
+    octets = ((bits > 0).reshape(-1, 8) << torch.arange(8)).sum(1)
+    return bytes(octets.tolist()).decode()
 
 
 def add_card(module: nn.Module, card: Card) -> None:
@@ -219,7 +231,7 @@ def inspect(path: str | Path, trust: bool = False) -> Inspection:
     return Inspection(
         cards=cards,
         missing=sorted(name for name, shape in wanted.items() if shapes.get(name) != shape),
-        parameters=sum(v.numel() for v in state.values() if v.is_floating_point()),
+        parameters=sum(value.numel() for name, value in state.items() if BUFFER not in name),
         updates=(file.get("optimizer_history") or [{}])[-1].get("num_updates"),
         optimizer=optimizer.get("_name"),
         weight_decay=optimizer.get("weight_decay"),

@@ -93,7 +93,12 @@ class NormStack(nn.Module):
         return fsdp_wrap(layer, min_num_params=min_params)
 
     def upgrade_state_dict_named(self, state_dict, name):
-        """Check that a checkpoint holds this architecture, before it is loaded."""
+        """Check that a checkpoint holds this architecture, before it is loaded.
+
+        fairseq's EMA loads states without a version, which upstream takes for those of 2017: it
+        drops the final norm.
+        """
+        state_dict.setdefault(f"{name}.version", self.get_buffer("version"))
         state_dict = super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
         checkpoint.check_state(self, state_dict, name)
         return state_dict

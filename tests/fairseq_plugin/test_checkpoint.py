@@ -7,7 +7,7 @@ import torch
 from fairseq_builders import build_model
 
 from normplugin.errors import CheckpointError
-from normplugin.fairseq_plugin.checkpoint import Card, find_cards, inspect, load
+from normplugin.fairseq_plugin.checkpoint import Card, find_cards, inspect, load, to_bits, to_text
 from normplugin.placement import SCHEMES, Dims, resolve_scheme
 
 DIMS = Dims(4, 128, 512, 4)
@@ -20,15 +20,19 @@ def test_card_round_trip(name):
     card = Card(scheme, DIMS, "causal_lm")
     encoded = card.encode()
     assert Card.decode(encoded) == card
-    averaged = sum([encoded.clone() for _ in range(10)]) // 10
+    averaged = sum([encoded.half() for _ in range(10)]) / 10
     assert Card.decode(averaged).hash == card.hash
+    for _ in range(100):  # fairseq's EMA
+        averaged.mul_(0.9).add_(encoded.half(), alpha=0.1)
+    assert Card.decode(averaged.bfloat16()).hash == card.hash
 
 
 @pytest.mark.parametrize(
     "encoded",
     [
         torch.tensor([1, 2, 3]),
-        torch.tensor([300]),
+        torch.ones(8),
+        torch.zeros(16),
         Card(resolve_scheme("preln"), DIMS, "causal_lm").encode()[:-4],
     ],
 )
@@ -41,9 +45,9 @@ def test_damaged_card(encoded):
 def test_edited_card():
     """A card whose content no longer gives its hash is refused."""
     encoded = Card(resolve_scheme("preln"), DIMS, "causal_lm").encode()
-    text = bytes(encoded.tolist()).decode().replace('"n_heads": 4', '"n_heads": 8')
+    text = to_text(encoded).replace('"n_heads": 4', '"n_heads": 8')
     with pytest.raises(CheckpointError, match="its hash is"):
-        Card.decode(torch.tensor(list(text.encode())))
+        Card.decode(to_bits(text))
 
 
 def test_the_card_is_in_the_state_and_no_parameter():

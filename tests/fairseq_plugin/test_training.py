@@ -49,7 +49,7 @@ def logged(text: str) -> dict[int, tuple[str, str]]:
 
 
 def weights(folder: Path, name: str = "checkpoint_last.pt") -> dict[str, torch.Tensor]:
-    state = torch.load(folder / name, weights_only=False)["model"]
+    state = torch.load(folder / name, weights_only=True)["model"]
     # 0.12.2's sinusoidal positions hold a buffer that is never set
     return {key: value for key, value in state.items() if not key.endswith("_float_tensor")}
 

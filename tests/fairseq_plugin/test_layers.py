@@ -9,6 +9,7 @@ import torch
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from fairseq_builders import DIMS, build_layer, layer_config
 
+from normplugin.fairseq_plugin.config import ACTIVATIONS
 from normplugin.fairseq_plugin.sites import reference_names
 from normplugin.placement import SCHEMES, resolve_scheme
 from normplugin.reference import ReferenceLayer, causal_mask
@@ -168,7 +169,7 @@ def test_head_scale_zero_removes_a_head():
     torch.testing.assert_close(scaled, removed, **EXACT)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "relu_squared", "tanh", "linear"])
+@pytest.mark.parametrize("activation", [choice.value for choice in ACTIVATIONS])
 def test_hidden_norm_with_every_activation(activation):
     """The fused activation and norm equals the two modules one after the other."""
     scheme = resolve_scheme("normformer")

@@ -38,7 +38,7 @@ EXTRAS = {
         "psutil",  # megatron-core's torch_dist checkpoints import it without asking for it
     ],
     "hf": ["transformers", "safetensors", "torch"],
-    "report": ["matplotlib", "jinja2"],
+    "report": ["matplotlib", "jinja2", "scipy"],
     # The same pins as requirements.lock (a test compares them), so that every editor, hook and CI
     # run judges a line alike.
     "dev": [

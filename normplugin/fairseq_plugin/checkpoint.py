@@ -107,14 +107,15 @@ def check_state(module: nn.Module, state: dict[str, Tensor], prefix: str) -> Non
     loading names layers that are missing.
 
     Raises:
-        CheckpointError: Another scheme, norm, width or kind; or no card in a state that upstream's
-            Pre-LN model cannot have written.
+        CheckpointError: Another scheme, norm, width, kind or vocabulary; or no card in a state that
+            upstream's Pre-LN model cannot have written.
     """
     own: Card = module.card  # type: ignore[assignment]
     key = f"{prefix}.{BUFFER}"
     cards = find_cards(state)
     foreign = next((card for card in cards.values() if card.kind != own.kind), None)
     difference = _difference(own, cards.get(prefix) or foreign)
+    difference = difference or _vocabulary(module, state.get(f"{prefix}.embed_tokens.weight"))
     if difference:
         # fairseq's trainer replaces the exception's text, so that it has to be logged as well.
         logger.error(difference)
@@ -141,6 +142,16 @@ def _difference(own: Card, theirs: Card | None) -> str | None:
     )
 
 
+def _vocabulary(module: nn.Module, theirs: Tensor | None) -> str | None:
+    own = getattr(module.embed_tokens, "weight", None)  # adaptive inputs have none
+    if own is None or theirs is None or len(own) == len(theirs):
+        return None
+    return (
+        f"checkpoint: its vocabulary has {len(theirs)} entries, the data's {len(own)}. "
+        "Take data prepared with the checkpoint's tokenizer and dictionary, or another --save-dir."
+    )
+
+
 def _comparable(card: Card) -> dict[str, object]:
     dims = dataclasses.asdict(card.dims)
     del dims["n_layers"]
@@ -159,13 +170,8 @@ def load(path: str | Path, trust: bool = False) -> dict:
         CheckpointError: Missing, damaged, sharded or not trusted.
     """
     path = Path(path)
-    if "-shard" in path.name:
-        raise CheckpointError(
-            f"{path.name}: got one shard of a sharded checkpoint; whole ones are legal. "
-            "Consolidate the shards with fairseq's fairseq.checkpoint_utils first."
-        )
     try:
-        return torch.load(path, map_location="cpu", weights_only=not trust)
+        file = torch.load(path, map_location="cpu", weights_only=not trust)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: got no such file. Check the path.") from None
     except Exception as error:
@@ -174,6 +180,13 @@ def load(path: str | Path, trust: bool = False) -> dict:
             f"{path}: it cannot be read as a checkpoint ({reason}). It is damaged or cut short; "
             "if it is your own and holds Python objects, say --trust."
         ) from None
+    if "-shard" in path.name or "fsdp_metadata" in file:
+        raise CheckpointError(
+            f"{path.name}: got one shard of a sharded checkpoint; whole ones are legal. "
+            "Consolidate the shards with fairseq's fairseq.checkpoint_utils first, or train "
+            "without --use-sharded-state."
+        )
+    return file
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,24 @@ def test_other_architectures_are_refused(argv, message):
         build_model(*argv).load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--arch", "periln_tiny"],
+        ["--arch", "periln_mlm_tiny", "--task", "masked_lm"],
+        ["--arch", "periln_mt_tiny", "--task", "translation"],
+    ],
+    ids=" ".join,
+)
+def test_another_vocabulary_is_refused(argv):
+    """The sizes of both are named."""
+    state = build_model(*argv).state_dict()
+    with pytest.raises(
+        CheckpointError, match=r"its vocabulary has 6[45] entries, the data's 3[45]"
+    ):
+        build_model(*argv, symbols=30).load_state_dict(state)
+
+
 def test_layers_to_keep(tmp_path):
     """fairseq's layer pruning carries the added norms along."""
     whole = build_model("--arch", "periln_tiny", "--decoder-layerdrop", "0.2")
@@ -96,8 +114,10 @@ def test_loading_says_what_is_wrong(tmp_path):
     (tmp_path / "bad.pt").write_bytes(b"PK\x03\x04 not a checkpoint")
     with pytest.raises(CheckpointError, match="damaged or cut short"):
         load(tmp_path / "bad.pt")
-    with pytest.raises(CheckpointError, match="Consolidate the shards"):
-        load(tmp_path / "checkpoint_last-shard0.pt")
+    for name, file in (("checkpoint_last-shard0", {}), ("renamed", {"fsdp_metadata": {}})):
+        torch.save({"model": {}, **file}, tmp_path / f"{name}.pt")
+        with pytest.raises(CheckpointError, match="Consolidate the shards"):
+            load(tmp_path / f"{name}.pt")
     torch.save({"model": {"w": torch.zeros(2)}}, tmp_path / "foreign.pt")
     with pytest.raises(CheckpointError, match="no architecture card"):
         inspect(tmp_path / "foreign.pt")

@@ -62,7 +62,7 @@ def test_the_readmes_commands_run(folder):
     assert "fp16 bits" in run(diagnose, folder)
     small = folder / "small"
     small.mkdir()
-    run("normplugin prepare ../copy.src --out data --vocab-size 300 --frameworks fairseq", small)
+    run("normplugin prepare ../copy.src --out data --vocab-size 500 --frameworks fairseq", small)
     run(compare, small)
     assert (small / "comparison" / "report.html").exists()
     counts = re.findall(r"num. shared model params: ([\d,]+)", run(proof, folder))

@@ -10,6 +10,8 @@ over the tokens. Upstream fairseq scales after the projection, which is another 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +42,9 @@ class HeadScaledLinear(nn.Linear):
     State:  weight (D, D), bias (D,), head_scale (H,), starting at 1.
     """
 
-    head_scale: nn.Parameter
+    __jit_unused_properties__ = ("weight",)  # torch.jit.trace would compile it
+    if TYPE_CHECKING:  # and read this
+        head_scale: nn.Parameter
 
     def add_head_scale(self, n_heads: int) -> None:
         """Create the scale; call once, after the linear exists."""

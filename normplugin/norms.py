@@ -41,6 +41,8 @@ class Norm(nn.Module):
         init: The value at which the gain starts.
     """
 
+    __jit_unused_properties__ = ("gain",)  # torch.jit.trace would compile it
+
     def __init__(self, width: int, spec: NormSpec, init: float = 1.0):
         super().__init__()
         self.spec = spec
@@ -58,6 +60,8 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axis of x."""
         gain = self.gain
+        if torch.jit.is_tracing():  # a trace holds no Python function
+            return _normalize(x, gain, self.bias, self.spec)[0]
         fused = apex_norm(self.spec.type, x.device.type) if gain.dtype == x.dtype else None
         if fused is not None:
             return fused(x, gain, self.bias, self.spec.eps)
@@ -79,6 +83,8 @@ def activation_norm(h: Tensor, activation: Activation, norm: Norm) -> Tensor:
     Source: Shleifer et al. 2021, arXiv:2110.09456, section 2 (FFN LayerNorm).
     Shapes: h (..., d_ffn) -> same.
     """
+    if torch.jit.is_tracing():
+        return norm(activation(h))
     return _ActivationNorm.apply(h, norm.gain, norm.bias, activation, norm.spec)
 
 

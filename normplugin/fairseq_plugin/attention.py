@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
@@ -30,7 +32,9 @@ class NormedAttention(MultiheadAttention, WithNorms):
     Shapes: query (T, B, D), key and value (S, B, D) -> (T, B, D), weights as upstream.
     """
 
-    head_scale: nn.Parameter | None
+    __jit_unused_properties__ = ("normalizes_keys",)
+    if TYPE_CHECKING:
+        head_scale: nn.Parameter | None
 
     def place(self, scheme: NormScheme) -> None:
         """Create the sites of a scheme that sit in this module."""

@@ -8,7 +8,7 @@ that adds nothing leaves upstream's modules as they are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from fairseq.modules import FairseqDropout
@@ -81,9 +81,10 @@ class EncoderLayer(TransformerEncoderLayerBase):
         recompute_ffn_norm: Rebuild the input of W_2 in the backward pass.
     """
 
-    can_use_fastpath: bool
-    w_resid: nn.Parameter | None
-    _skip_scales: Iterator[nn.Parameter | None]
+    if TYPE_CHECKING:  # torch.jit would read them
+        can_use_fastpath: bool
+        w_resid: nn.Parameter | None
+        _skip_scales: Iterator[nn.Parameter | None]
 
     def __init__(self, cfg, scheme: NormScheme, recompute_ffn_norm: bool = False):
         super().__init__(cfg)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import torch
 import torch.nn.functional as F
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
@@ -34,8 +37,9 @@ def specialize(module: nn.Module, cls: type):
 class WithNorms:
     """A module with a norm in front of it, behind it, both or neither."""
 
-    input_norm: nn.Module | None
-    output_norm: nn.Module | None
+    if TYPE_CHECKING:  # torch.jit would read them
+        input_norm: nn.Module | None
+        output_norm: nn.Module | None
 
 
 class NormedLinear(nn.Linear, WithNorms):
@@ -67,16 +71,17 @@ class HiddenNormLinear(NormedLinear):
     Shapes: h (..., d_ffn) -> (..., d_model).
     """
 
-    activation_fn: Activation
-    hidden_norm: Norm
-    dropout: FairseqDropout
-    recompute: bool
+    if TYPE_CHECKING:
+        activation_fn: Activation
+        hidden_norm: Norm
+        dropout: FairseqDropout
+        recompute: bool
 
     def project(self, x: Tensor) -> Tensor:
         """W_2 N(drop(act(h))) + b_2."""
         if self.dropout.p > 0 and (self.training or self.dropout.apply_during_inference):
             return super().project(self.hidden_norm(self.dropout(self.activation_fn(x))))
-        if self.recompute:
+        if self.recompute and not torch.jit.is_tracing():
             return activation_norm_linear(x, self.activation_fn, self.hidden_norm, self)
         return super().project(activation_norm(x, self.activation_fn, self.hidden_norm))
 

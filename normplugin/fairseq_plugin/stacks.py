@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
@@ -62,8 +63,10 @@ def dims_of(side) -> Dims:
 class NormStack(nn.Module):
     """What encoder and decoder share: the sites outside the layers, the card, the checks."""
 
-    placing: Placing
-    card: checkpoint.Card
+    __jit_unused_properties__ = ("scheme",)  # torch.jit.trace would compile it
+    if TYPE_CHECKING:  # and read these
+        placing: Placing
+        card: checkpoint.Card
 
     @property
     def scheme(self) -> NormScheme:

@@ -32,10 +32,10 @@ case $size in
   *) echo "train_fairseq.sh: SIZE: got '$size'; legal are tiny, 400m, 1_5b, 3_2b." >&2; exit 2 ;;
 esac
 if [ "$size" = tiny ]; then
-  window=128
+  window=128 warmup=1
   hardware=(--cpu --num-workers 0 --log-interval 5 --max-valid-steps 4)
 else
-  window=8192
+  window=8192 warmup=$((updates / 10))
   # Not fully_sharded: it flattens the parameters, and no norm could be spared from weight decay.
   hardware=(--memory-efficient-fp16 --checkpoint-activations --ddp-backend legacy_ddp
     --num-workers 2)
@@ -47,7 +47,7 @@ exec "${PYTHON:-python3}" -m fairseq_cli.train "$data" --user-dir "$here" \
   --arch "periln_$size" --norm-type rmsnorm --norm-eps 1e-6 --share-decoder-input-output-embed \
   --dropout 0.0 --attention-dropout 0.0 \
   --optimizer adam_decay_exempt --adam-betas '(0.9, 0.95)' --weight-decay 0.033 --clip-norm 1.0 \
-  --lr 2e-3 --lr-scheduler cosine --warmup-updates $((updates / 10)) \
+  --lr 2e-3 --lr-scheduler cosine --warmup-updates $warmup \
   --warmup-init-lr 1e-7 --max-update "$updates" --min-lr 0 \
   --batch-size $sequences --update-freq $frequency \
   --save-dir "checkpoints/periln_$size" \

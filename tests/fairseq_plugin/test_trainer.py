@@ -17,7 +17,7 @@ from normplugin.placement import KINDS
 
 PAD = 1
 TASK = {"causal_lm": "language_modeling", "masked_lm": "masked_lm"}
-CRITERION = {"masked_lm": ["--criterion", "masked_lm"]}
+CRITERION = {"masked_lm": ["--criterion", "masked_lm", "--max-positions", "64"]}
 ARCH = {"causal_lm": "_tiny", "masked_lm": "_mlm_tiny", "encoder_decoder": "_mt_tiny"}
 ADAM = ["--optimizer", "adam", "--lr", "1e-1"]
 NO_DROPOUT = ["--dropout", "0", "--attention-dropout", "0"]
@@ -152,8 +152,12 @@ def test_composite_optimizer(kind):
     cfg = config(kind, "normformer", *ADAM)
     plain = trainer(copy.deepcopy(cfg))
     OmegaConf.set_struct(cfg, False)
-    group = {"optimizer": cfg.optimizer, "lr_scheduler": cfg.lr_scheduler}
-    cfg.optimizer = {"_name": "composite", "dynamic_groups": False, "groups": {"default": group}}
+    group = {
+        name: OmegaConf.to_container(cfg[name], resolve=True)
+        for name in ("optimizer", "lr_scheduler")
+    }
+    group |= {"lr": cfg.optimization.lr, "lr_float": None}  # 0.12.2 reads these
+    cfg.optimizer = {"_name": "composite", "groups": {"default": group}}
     cfg.lr_scheduler = {"_name": "pass_through"}
     cfg.common.fp16_no_flatten_grads = True
     composite = trainer(cfg)

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--framework", choices=plan.FRAMEWORKS, default=default.framework, help="default: fairseq")
     add("--arms", nargs="+", default=[_ARMS], metavar="ARM", help=f"default: {_ARMS}")
     add("--kind", choices=tuple(plan.KINDS), default=default.kind, help="of model; default: lm")
-    add("--size", default=default.size, help=f"{', '.join(plan.sizes('lm'))}; default: tiny")
+    add("--size", default=default.size, help=f"{', '.join(plan.sizes('lm'))}, or {plan.FREE}")
     add("--data", default="default", metavar="DIR", help="folder of 'normplugin prepare'")
     _add_budget(parser)
     _add_machine(parser)
@@ -79,6 +79,8 @@ def _add_budget(parser: argparse.ArgumentParser) -> None:
     add("--lr-ramp", type=float, metavar="MAX", help=ramp)
     add("--window", type=int, default=default.window, metavar="N", help="tokens per sequence (128)")
     add("--batch", type=int, default=default.batch, metavar="N", help="sequences per update (16)")
+    scored = "scorings of the validation text along a run (10); fewer are faster"
+    add("--validations", type=int, default=default.validations, metavar="N", help=scored)
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
@@ -140,6 +142,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         tp=args.tp,
         pp=args.pp,
         ramp=ramp,
+        validations=args.validations,
         diagnostics=due if due is not None else max(1, updates // _RECORDS),
         extra=tuple(args.extra),
     )

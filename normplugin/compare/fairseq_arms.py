@@ -15,16 +15,16 @@ from typing import Any
 
 from normplugin.compare import fairseq_record
 from normplugin.compare.frameworks import DIAGNOSTICS, ROOT, Dataset
-from normplugin.compare.plan import Job, Settings
+from normplugin.compare.plan import KINDS, Job, Settings
 from normplugin.errors import CompareError, MissingFrameworkError
-from normplugin.placement import NAMED_SCHEMES
+from normplugin.placement import NAMED_SCHEMES, NormScheme
 
 _TRAINER, _WATCHED = "fairseq_cli.train", "normplugin.diagnostics.fairseq_train"
 # glibc returns every logits tensor to the system and faults it in again; kept, a tiny model on a
 # CPU trains 1.6 times as fast (measured: 4,300 to 7,000 tokens/s, system time 6.0 to 1.5 s).
 _ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 _NEVER = "1000000000"
-# Kind -> upstream's own Pre-LN architecture, and the stacks whose sizes it must be given.
+# Kind -> upstream's own Pre-LN architecture, and the stacks whose sizes a model is given.
 _UPSTREAM = {
     "lm": (("--arch", "transformer_lm_gpt"), ("decoder",)),
     "mlm": (("--arch", "roberta_prenorm"), ("encoder",)),
@@ -126,23 +126,25 @@ def _task(settings: Settings, data: Dataset) -> list[str]:
 
 
 def _arch(job: Job, settings: Settings) -> list[str]:
-    if job.arm.placement is None:
-        arch, stacks = _UPSTREAM[settings.kind]
-        dims = settings.dims()
-        sizes = {
-            "layers": dims.n_layers,
-            "embed-dim": dims.d_model,
-            "ffn-embed-dim": dims.d_ffn,
-            "attention-heads": dims.n_heads,
-        }
-        return [
-            *arch,
-            *(w for s in stacks for k, v in sizes.items() for w in (f"--{s}-{k}", f"{v}")),
-        ]
-    name = job.arm.placement.name
-    if name in NAMED_SCHEMES:
-        return ["--arch", name + settings.arch_suffix]
-    return ["--arch", "preln" + settings.arch_suffix, "--norm-scheme", name]
+    upstream, stacks = _UPSTREAM[settings.kind]
+    dims = settings.dims()
+    sizes = {
+        "layers": dims.n_layers,
+        "embed-dim": dims.d_model,
+        "ffn-embed-dim": dims.d_ffn,
+        "attention-heads": dims.n_heads,
+    }
+    return [
+        *(_scheme(job.arm.placement, settings.kind) if job.arm.placement else upstream),
+        *(w for s in stacks for k, v in sizes.items() for w in (f"--{s}-{k}", f"{v}")),
+    ]
+
+
+def _scheme(placement: NormScheme, kind: str) -> list[str]:
+    suffix = KINDS[kind][1]
+    if placement.name in NAMED_SCHEMES:
+        return ["--arch", placement.name + suffix]
+    return ["--arch", "preln" + suffix, "--norm-scheme", placement.name]
 
 
 def _places(job: Job, data: Dataset) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,15 @@ from normplugin.presets import SIZES
 
 FRAMEWORKS = ("fairseq", "megatron")
 DEVICES = ("cpu", "cuda")
-# --kind -> (kind of the presets, suffix of our architectures)
+# --kind -> (kind of the presets, suffix of the architectures of its base size)
 KINDS: Mapping[str, tuple[str, str]] = {
     "lm": ("causal_lm", ""),
     "mlm": ("masked_lm", "_mlm"),
     "mt": ("encoder_decoder", "_mt"),
 }
 _BASE = "base"
-_POINTS = 10  # validations, and checkpoints, along a run
+_FREE = re.compile(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)")  # layers x width x heads
+FREE = "LAYERSxWIDTHxHEADS (12x64x2)"
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Settings:
     Attributes:
         framework: One of `FRAMEWORKS`.
         kind: One of `KINDS`.
-        size: See `sizes`.
+        size: See `dims_of`.
         updates: Optimizer steps; the learning rate has decayed to zero after the last.
         lrs: Peak learning rates; with a ramp, the one rate reached at the last update.
         seeds: Of the initial weights and of the data order.
@@ -44,6 +46,7 @@ class Settings:
         tp: Tensor-parallel processes.
         pp: Pipeline stages.
         ramp: Let the learning rate grow to the end instead of decaying.
+        validations: How often the validation text is scored along a run, with a checkpoint each.
         diagnostics: Updates between two records of the diagnostics; 0 for none.
         extra: Further words of every trainer's command line.
     """
@@ -62,11 +65,12 @@ class Settings:
     tp: int = 1
     pp: int = 1
     ramp: bool = False
+    validations: int = 10
     diagnostics: int = 0
     extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("updates", "window", "batch", "threads", "nproc", "tp", "pp"):
+        for name in ("updates", "window", "batch", "threads", "nproc", "tp", "pp", "validations"):
             least = 2 if name == "updates" else 1
             value = getattr(self, name)
             _require(f"--{name}", value, value >= least, f"an integer >= {least}")
@@ -100,16 +104,7 @@ class Settings:
 
     def dims(self) -> Dims:
         """Return the sizes of the model; raise `CompareError` for an unknown size."""
-        kind, suffix = KINDS[self.kind]
-        known = sizes(self.kind)
-        if self.size not in known:
-            raise CompareError(unknown_value("--size", self.size, known))
-        return SIZES[kind][suffix + _suffix(self.size)]
-
-    @property
-    def arch_suffix(self) -> str:
-        """What follows the scheme in the name of our architecture."""
-        return KINDS[self.kind][1] + _suffix(self.size)
+        return dims_of(self.kind, self.size)
 
     @property
     def data_parallel(self) -> int:
@@ -128,11 +123,12 @@ class Settings:
 
     @property
     def valid_interval(self) -> int:
-        """Updates between two validations, with a checkpoint each: about ten along the run.
+        """Updates between two validations, with a checkpoint each.
 
         At least two log intervals, so that some hold no validation and measure the speed.
         """
-        return max(2, -(-self.updates // (_POINTS * self.log_interval))) * self.log_interval
+        wanted = self.validations * self.log_interval
+        return max(2, -(-self.updates // wanted)) * self.log_interval
 
     @property
     def warm_up(self) -> int:
@@ -191,8 +187,22 @@ def sizes(kind: str) -> list[str]:
     return [name.removeprefix(suffix).removeprefix("_") or _BASE for name in SIZES[KINDS[kind][0]]]
 
 
-def _suffix(size: str) -> str:
-    return "" if size == _BASE else f"_{size}"
+def dims_of(kind: str, size: str) -> Dims:
+    """Return the dimensions of a size: one of `sizes`, or free ones such as ``12x64x2``.
+
+    Raises:
+        CompareError: An unknown name, or a width that the heads do not divide.
+    """
+    free = _FREE.fullmatch(size)
+    if free:
+        layers, width, heads = map(int, free.groups())
+        _require("--size", size, width % heads == 0, "a width that the heads divide")
+        return Dims(layers, width, 4 * width, heads)
+    known = sizes(kind)
+    if size not in known:
+        raise CompareError(unknown_value("--size", size, known, f"{', '.join(known)}, or {FREE}"))
+    presets, suffix = KINDS[kind]
+    return SIZES[presets][suffix + ("" if size == _BASE else f"_{size}")]
 
 
 def _require(what: str, value: object, legal: bool, legal_values: str) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from compare_setup import SCHEMES, job
 
-from normplugin.compare import folder, plan
-from normplugin.compare.plan import Settings
+from normplugin.compare import fairseq_arms, folder, plan
+from normplugin.compare.arms import parse
+from normplugin.compare.plan import Job, Settings
 from normplugin.errors import CompareError
+from normplugin.placement import Dims
 
 
 @pytest.mark.parametrize(
@@ -23,6 +26,9 @@ from normplugin.errors import CompareError
         ({"lrs": (1.0,)}, "--lr: got 1.0; legal is 0 < value < 1"),
         ({"threads": 0}, "--threads: got 0"),
         ({"size": "tinny"}, "Did you mean 'tiny'?"),
+        ({"size": "12x64"}, "or LAYERSxWIDTHxHEADS (12x64x2)"),
+        ({"size": "12x64x3"}, "legal is a width that the heads divide"),
+        ({"validations": 0}, "--validations: got 0"),
         ({"kind": "mlm", "size": "125m"}, "legal are base, large, tiny"),
         ({"framework": "megatron", "kind": "mlm"}, "got mlm with --framework megatron"),
         ({"tp": 2, "nproc": 2}, "with --framework fairseq; legal is 1 process"),
@@ -44,6 +50,25 @@ def test_a_run_is_validated_about_ten_times(updates):
     assert valid % log == 0 and valid >= 2 * log
     assert updates / valid <= 10
     assert updates < 100 or updates / valid > 7
+
+
+def test_validations_may_be_few():
+    """Scoring the text is most of a short run's work."""
+    assert Settings(updates=300, validations=2).valid_interval == 150
+    assert Settings(updates=300, validations=1).valid_interval == 300
+
+
+@pytest.mark.parametrize("kind", ["lm", "mlm", "mt"])
+def test_a_free_size_is_every_arms(kind):
+    """Layers, width and heads of the words; FFNs are four times as wide; upstream has the same."""
+    settings = Settings(size="12x64x2", kind=kind)
+    assert settings.dims() == Dims(12, 64, 256, 2)
+    side = "encoder" if kind == "mlm" else "decoder"
+    sizes = [f"--{side}-layers", "12", f"--{side}-embed-dim", "64"]
+    for arm in parse(["normformer", "A+C"]):
+        words = fairseq_arms._arch(Job(arm, 2e-3, 1, Path()), settings)
+        place = words.index(sizes[0])
+        assert words[place : place + 4] == sizes
 
 
 def test_jobs_cover_arms_rates_and_seeds(tmp_path):

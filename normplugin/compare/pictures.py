@@ -22,6 +22,11 @@ _MARKERS = "osD^vPX*"
 _GLYPHS = "●■◆▲▼✚✖★○□◇△▽✛✕☆"  # filled, then hollow
 _DASHES = ("-", "--", ":")
 _INK, _RULE = "#fe0100", "#fe0101"
+# The page's --arm-0 to --arm-7 on white, for files.
+_PRINTED = (
+    *("#1b1d21", "#0a78c2", "#d65f0e", "#006b4f"),
+    *("#b0307a", "#6b4400", "#4b2fc9", "#8d949e"),
+)
 _COUNTS = ("updates", "layer")
 _SIZE = (4.2, 2.9)  # inches; small, so that text stays readable on a phone
 _STYLE = {
@@ -105,22 +110,41 @@ def draw(picture: Picture) -> str:
     Raises:
         ImportError: matplotlib is not installed.
     """
+    return _inline(_svg(picture), picture)
+
+
+def file(picture: Picture, names: Sequence[str]) -> str:
+    """Return the picture as an SVG file of its own: white, with the arms' names.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    svg = _svg(picture, names)
+    svg = re.sub(r"#fe00(\d\d)", lambda found: _PRINTED[int(found[1])], svg)
+    return svg.replace(_INK, "#1a1a1a").replace(_RULE, "#dddddd")
+
+
+def _svg(picture: Picture, names: Sequence[str] = ()) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
     style: Any = {**_STYLE, "svg.hashsalt": picture.name}
+    ground = "white" if names else "none"
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=_SIZE, layout="constrained", facecolor="none")
-        axes = figure.add_subplot(facecolor="none")
+        figure = Figure(figsize=_SIZE, layout="constrained", facecolor=ground)
+        axes = figure.add_subplot(facecolor=ground)
         _axes(axes, picture)
         for line in picture.lines:
-            _line(axes, line)
+            _line(axes, line, "" if line.thin or not names else names[line.arm])
         if picture.level is not None:
             axes.axhline(picture.level, color=_INK, linewidth=1.0, linestyle=":")
+        if names:
+            axes.set_title(picture.title, fontsize="medium")
+            axes.legend(fontsize="small")
         text = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=nothing)
-    return _inline(text.getvalue(), picture)
+    return text.getvalue()
 
 
 def _axes(axes: Axes, picture: Picture) -> None:
@@ -154,7 +178,7 @@ def _plain_log(axis: Axis, values: Sequence[float]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _line(axes: Axes, line: Line) -> None:
+def _line(axes: Axes, line: Line, name: str) -> None:
     colour = f"#fe00{line.arm % COLOURS:02x}"
     y = [math.nan if value is None else value for value in line.y]
     if line.crosses:
@@ -173,6 +197,7 @@ def _line(axes: Axes, line: Line) -> None:
             markerfacecolor="none" if hollow else colour,
             markevery=max(1, len(line.x) // 12),
             markersize=4.5,
+            label=name or None,
         )
 
 

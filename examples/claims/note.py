@@ -1,0 +1,169 @@
+"""Write a note about the papers' claims from the comparisons of run.sh; see there.
+
+    python note.py FOLDER NOTE
+
+FOLDER holds lm, ramp and mlm, as far as they are finished; NOTE/README.md and its pictures are
+written. A claim holds where the means over the seeds stand in the claimed order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from normplugin.compare import curves, depth, pictures, report, results
+from normplugin.compare.pictures import Picture
+from normplugin.compare.results import Arm, Results
+from normplugin.diagnostics import records
+
+BASE = "upstream"  # fairseq's own Pre-LN model
+GRADIENT = ("postln", "normformer", BASE)
+STABILITY = ("normformer", BASE, "normformer+residual-scale")
+VARIANCE = ("postln", "periln", BASE)
+
+
+def main(folder: Path, note: Path) -> None:
+    """Write the note about what is there."""
+    note.mkdir(parents=True, exist_ok=True)
+    parts = [
+        "# The papers' claims at a size that a CPU trains",
+        "Written by `examples/claims/note.py` from the comparisons of `examples/claims/run.sh`. A "
+        "claim holds where the means over the seeds stand in the claimed order; what holds or "
+        "fails here says nothing about larger models or longer runs.",
+    ]
+    for name, title, claims in (
+        ("lm", "Causal language models", (_gradients, _variance)),
+        ("ramp", "Learning-rate ramp", (_stability,)),
+        ("mlm", "Masked language models", (_gradients, _variance)),
+    ):
+        path = folder / name / results.NAME
+        if path.is_file():
+            found = results.read(path)
+            parts += [f"## {title}", _setting(found), report.text(found)]
+            parts += [part for claim in claims for part in claim(found, path.parent)]
+            parts += _pictures(found, path.parent, name, note)
+    (note / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _setting(found: Results) -> str:
+    it, seeds = found.settings, len(found.settings["seeds"])
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    return (
+        f"Size {it['size']} (layers x width x heads), {it['updates']:,} updates of {it['batch']} x "
+        f"{it['window']} tokens, {seeds} seed{'s' * (seeds > 1)}; {versions}."
+    )
+
+
+def _gradients(found: Results, folder: Path) -> Iterator[str]:
+    """NormFormer, Figure 3: mean absolute gradient of the second FFN weight, first/last layer."""
+    table = {
+        arm.name: _over_seeds(arm, folder, None, "fc2", "gradient_mean_abs_first_over_last")
+        for arm in found.arms
+    }
+    yield "### Gradient of the second FFN weight, first over last layer"
+    yield "NormFormer's Figure 3 reports 0.11 for Post-LN, 1.5 for NormFormer, 4.2 for Pre-LN."
+    yield from _by_update(table)
+    yield _order("Mean over the records, smallest first", GRADIENT, _means(table))
+
+
+def _variance(found: Results, folder: Path) -> Iterator[str]:
+    """Peri-LN: Pre-LN's residual stream grows most with depth, Post-LN's does not."""
+    layers = max(record.layer or 0 for arm in found.arms for record in _read(arm, folder)[0])
+    tables = [
+        {arm.name: _over_seeds(arm, folder, at, "stream", "variance") for arm in found.arms}
+        for at in (0, layers)
+    ]
+    yield f"### Variance of the residual stream behind layer {layers} over that in front of layer 1"
+    growth = {
+        name: {update: value / tables[0][name][update] for update, value in last.items()}
+        for name, last in tables[1].items()
+    }
+    yield from _by_update(growth)
+    ends = {name: [*values.values()][-1] for name, values in growth.items() if values}
+    yield _order("After training, smallest first", VARIANCE, ends)
+
+
+def _stability(found: Results, folder: Path) -> Iterator[str]:
+    """NormFormer, Figure 5: updates survived."""
+    survived = {
+        arm.name: statistics.fmean(run.ramp.survived for run in arm.runs if run.ramp)
+        for arm in found.arms
+        if any(run.ramp for run in arm.runs)
+    }
+    yield _order("Updates survived, most first", STABILITY, survived, descending=True)
+
+
+def _order(
+    what: str, names: Sequence[str], values: dict[str, float], descending: bool = False
+) -> str:
+    """Say whether the values of the names stand in the claimed order."""
+    missing = [name for name in names if name not in values]
+    if missing:
+        return f"**{what}: not measured for {', '.join(missing)}.**"
+    pairs = itertools.pairwise(values[name] for name in names)
+    holds = all(a >= b if descending else a <= b for a, b in pairs)
+    said = ", ".join(f"{name} {values[name]:.3g}" for name in names)
+    return f"**{what}: {said}. The claimed order {'holds' if holds else 'does not hold'}.**"
+
+
+def _means(table: dict[str, dict[int, float]]) -> dict[str, float]:
+    return {name: statistics.fmean(row.values()) for name, row in table.items() if row}
+
+
+def _by_update(table: dict[str, dict[int, float]]) -> Iterator[str]:
+    """Yield a table of an arm's values at about five of its records."""
+    updates = sorted({update for row in table.values() for update in row})
+    shown = updates[:: max(1, len(updates) // 4)]
+    shown += [updates[-1]] if updates and updates[-1] not in shown else []
+    rows = [
+        f"| {name} | {' | '.join(f'{row[u]:.3g}' if u in row else '-' for u in shown)} |"
+        for name, row in table.items()
+    ]
+    head = " | ".join(f"update {update:,}" for update in shown)
+    yield "\n".join([f"| arm | {head} |", f"| --- |{' ---: |' * len(shown)}", *rows])
+
+
+def _over_seeds(
+    arm: Arm, folder: Path, layer: int | None, part: str, name: str
+) -> dict[int, float]:
+    """Return the mean over the seeds of one quantity, by update, at the arm's best rate."""
+    found: dict[int, list[float]] = {}
+    for run in _read(arm, folder):
+        for record in run:
+            if (record.layer, record.part, record.name) == (layer, part, name) and record.value:
+                found.setdefault(record.update, []).append(record.value)
+    return {update: statistics.fmean(values) for update, values in sorted(found.items())}
+
+
+def _read(arm: Arm, folder: Path) -> list[list[records.Record]]:
+    paths = [
+        folder.joinpath(*Path(r.diagnostics).parts[-4:]) for r in arm.at_best() if r.diagnostics
+    ]
+    return [records.read(path)[0] for path in paths if path.is_file()] or [[]]
+
+
+def _pictures(found: Results, folder: Path, prefix: str, note: Path) -> Iterator[str]:
+    names = [arm.name for arm in found.arms]
+    ramp = curves.ramps(found)
+    drawn: list[Picture | None] = [ramp]
+    if ramp is None:
+        by_depth = depth.pictures(found, depth.find(found, folder)[0])
+        wanted = [it for it in by_depth if it.name.partition("-")[2].startswith(_DEPTH)]
+        drawn = [*itertools.islice(curves.losses(found), 1), curves.rates(found), *wanted]
+    for picture in drawn:
+        if picture:
+            path = note / f"{prefix}-{picture.name}.svg"
+            path.write_text(pictures.file(picture, names), encoding="utf-8")
+            yield f"![{picture.title}: {picture.alt}]({path.name})"
+
+
+_DEPTH = ("gradient-", "variance-")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(*map(Path, sys.argv[1:]))

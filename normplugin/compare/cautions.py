@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normplugin.compare.plan import Settings
-from normplugin.compare.results import FINISHED, Arm
+from normplugin.compare.results import FINISHED, Arm, Run
 from normplugin.compare.verdict import can_test
 
 
@@ -49,13 +49,23 @@ def _rates(arms: Sequence[Arm], settings: Settings) -> list[str]:
 
 
 def _ended(arms: Sequence[Arm]) -> list[str]:
-    return [
-        f"{arm.name} at learning rate {run.lr:g} with seed {run.seed} {run.status} at update "
-        f"{run.stopped_at}: {(run.reason or 'no reason known').rstrip('.')}."
-        for arm in arms
-        for run in arm.runs
-        if run.status != FINISHED and not run.ramp
-    ]
+    """Return a sentence per arm, learning rate and way to end, whatever the number of seeds."""
+    groups: dict[tuple[str, float, str], list[Run]] = {}
+    for arm in arms:
+        for run in arm.runs:
+            if run.status != FINISHED and not run.ramp:
+                groups.setdefault((arm.name, run.lr, run.status), []).append(run)
+    return [_failure(*key, runs) for key, runs in groups.items()]
+
+
+def _failure(arm: str, lr: float, status: str, runs: Sequence[Run]) -> str:
+    several = "s" * (len(runs) > 1)
+    seeds = ", ".join(str(run.seed) for run in runs)
+    updates = ", ".join(str(run.stopped_at) for run in runs)
+    return (
+        f"{arm} at learning rate {lr:g} with seed{several} {seeds} {status} at update{several} "
+        f"{updates}: {(runs[0].reason or 'no reason known').rstrip('.')}."
+    )
 
 
 def _speed(arms: Sequence[Arm], settings: Settings) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from normplugin.compare import fair, verdict
 from normplugin.compare.frameworks import Dataset
 from normplugin.compare.plan import Job, Settings
-from normplugin.compare.results import FINISHED, Arm, Loss, LossAt, Point, Run
+from normplugin.compare.results import FINISHED, Arm, Loss, LossAt, Point, Run, mean_curve
 from normplugin.compare.run import Done
 from normplugin.data import units
 
@@ -68,7 +68,7 @@ def arms(entries: Sequence[Entry], settings: Settings, data: Dataset) -> list[Ar
         mine = [entry for entry in entries if entry.job.arm.name == name]
         mine.sort(key=lambda entry: (entry.job.lr, entry.job.seed))
         lr = _best_lr(mine, settings)
-        groups.append(_Group(mine, lr, _mean_curve(mine, lr)))
+        groups.append(_Group(mine, lr, mean_curve([it.done.run for it in mine if it.job.lr == lr])))
     common = _common_end([group.curve for group in groups if group.curve])
     return [_arm(group, groups[0], common, settings, data) for group in groups]
 
@@ -156,20 +156,6 @@ def _units(
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _mean_curve(group: Sequence[Entry], lr: float | None) -> list[Point]:
-    """Return the mean over the seeds of the validation curves of finished runs."""
-    runs = [e.done.run for e in group if e.job.lr == lr and e.done.run.status == FINISHED]
-    return [
-        Point(
-            update=points[0].update,
-            tokens=round(statistics.fmean(p.tokens for p in points)),
-            seconds=statistics.fmean(p.seconds for p in points),
-            loss=statistics.fmean(p.loss for p in points),
-        )
-        for points in zip(*(run.valid for run in runs), strict=False)
-    ]
 
 
 def _common_end(curves: Sequence[Sequence[Point]]) -> LossAt | None:

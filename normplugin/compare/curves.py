@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from normplugin.compare.pictures import Line, Picture
-from normplugin.compare.results import FINISHED, Arm, Point, Results, Run
+from normplugin.compare.results import Arm, Point, Results, mean_curve
 
 _LOSS = "validation loss (nats per token)"
 _EARLY = 0.2  # part of a run whose losses are not what a picture is scaled by
@@ -17,7 +17,7 @@ _UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 def losses(results: Results) -> Iterator[Picture]:
     """Yield validation loss over updates and over time, its distance to the baseline, training."""
-    curves = [mean_curve(arm) for arm in results.arms]
+    curves = [mean_curve(arm.at_best()) for arm in results.arms]
     if not any(curves):
         return
     names = [arm.name for arm in results.arms]
@@ -53,7 +53,7 @@ def losses(results: Results) -> Iterator[Picture]:
 def rates(results: Results) -> Picture | None:
     """Return the final loss by learning rate; None without a sweep."""
     places = sorted({run.lr for arm in results.arms for run in arm.runs})
-    ended = [it.valid[-1].loss for arm in results.arms for it in arm.runs if finished(it)]
+    ended = [it.valid[-1].loss for arm in results.arms for it in arm.runs if it.has_loss]
     if len(places) < 2 or not ended:
         return None
     lines = [line for place, arm in enumerate(results.arms) for line in _by_rate(place, arm, ended)]
@@ -97,25 +97,6 @@ def ramps(results: Results) -> Picture | None:
     )
 
 
-def mean_curve(arm: Arm) -> list[Point]:
-    """Return the mean over the seeds of the validations at the best learning rate."""
-    runs = [run.valid for run in arm.at_best() if finished(run)]
-    return [
-        Point(
-            points[0].update,
-            points[0].tokens,
-            statistics.fmean(point.seconds for point in points),
-            statistics.fmean(point.loss for point in points),
-        )
-        for points in zip(*runs, strict=False)
-    ]
-
-
-def finished(run: Run) -> bool:
-    """Whether a run has a result."""
-    return run.status == FINISHED and bool(run.valid)
-
-
 def listed(values: dict[str, float]) -> str:
     """Return names and numbers in words, for those who do not see the picture."""
     return ", ".join(f"{name} {value:.4g}" for name, value in values.items()) or "no values"
@@ -138,10 +119,10 @@ def _limits(curves: Sequence[Sequence[Point]]) -> tuple[float, float] | None:
 def _valid(arms: Sequence[Arm], x: Callable[[Point], float]) -> list[Line]:
     lines = []
     for place, arm in enumerate(arms):
-        runs = [run.valid for run in arm.at_best() if finished(run)]
+        runs = [run.valid for run in arm.at_best() if run.has_loss]
         if len(runs) > 1:
             lines += [Line(place, [x(p) for p in r], [p.loss for p in r], thin=True) for r in runs]
-        curve = mean_curve(arm)
+        curve = mean_curve(arm.at_best())
         if curve:
             lines.append(Line(place, [x(p) for p in curve], [p.loss for p in curve]))
     return lines
@@ -192,7 +173,7 @@ def _by_rate(place: int, arm: Arm, ended: Sequence[float]) -> list[Line]:
     x, y, lost = [], [], []
     for lr in dict.fromkeys(run.lr for run in arm.runs):
         runs = [run for run in arm.runs if run.lr == lr]
-        done = [run.valid[-1].loss for run in runs if finished(run)]
+        done = [run.valid[-1].loss for run in runs if run.has_loss]
         if done:
             x.append(lr)
             y.append(statistics.fmean(done))

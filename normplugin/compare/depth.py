@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normplugin.compare.curves import finished, listed
+from normplugin.compare.curves import listed
 from normplugin.compare.pictures import Line, Picture
 from normplugin.compare.results import Arm, Results
 from normplugin.diagnostics import records
@@ -137,7 +137,7 @@ def pictures(results: Results, found: Records) -> Iterator[Picture]:
 def _file(arm: Arm, folder: Path) -> Path | None:
     """Return the file of an arm's records, also where the folder has been moved."""
     for run in arm.at_best():
-        if run.diagnostics and finished(run):
+        if run.diagnostics and run.has_loss:
             moved = folder.joinpath(*Path(run.diagnostics).parts[-4:])  # runs/ARM/RUN/FILE
             return moved if moved.is_file() else Path(run.diagnostics)
     return None

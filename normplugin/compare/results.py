@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,6 +100,11 @@ class Run:
     cpu_share: float | None
     diagnostics: str | None
     ramp: Ramp | None
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether it came to its end, with a result."""
+        return self.status == FINISHED and bool(self.valid)
 
 
 @dataclass(frozen=True)
@@ -198,6 +205,20 @@ class Results:
     arms: list[Arm]
     mismatches: list[str]
     cautions: list[str]
+
+
+def mean_curve(runs: Sequence[Run]) -> list[Point]:
+    """Return the mean over the finished runs of their validations."""
+    curves = [run.valid for run in runs if run.has_loss]
+    return [
+        Point(
+            update=points[0].update,
+            tokens=round(statistics.fmean(point.tokens for point in points)),
+            seconds=statistics.fmean(point.seconds for point in points),
+            loss=statistics.fmean(point.loss for point in points),
+        )
+        for points in zip(*curves, strict=False)
+    ]
 
 
 def write(results: Results, out: Path) -> None:

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from normplugin.compare.curves import finished
 from normplugin.compare.results import Arm, Results, Run
 from normplugin.compare.words import placement
 
@@ -146,7 +145,7 @@ def _run(run: Run, best: bool) -> list[Cell]:
     memory = run.peak_memory_bytes and run.peak_memory_bytes / 2**20
     loss = (
         Cell(f"{run.valid[-1].loss:.4f}")
-        if finished(run)
+        if run.has_loss
         else Cell(f"{run.status} at update {run.stopped_at}", run.reason or "")
     )
     quartiles = " to ".join(f"{speed:,.0f}" for speed in run.quartiles)

@@ -236,6 +236,15 @@ def test_cautions_name_the_seed_and_the_sweep():
     assert "the best learning rate of upstream is at the end of the sweep" in swept
 
 
+def test_one_caution_tells_every_seed_that_ended_the_same_way():
+    """Three diverged seeds of an arm are one sentence, another rate is a second one."""
+    gone = [entry("periln", seed=seed, lr=1e-2, status=DIVERGED) for seed in (1, 2, 3)]
+    text = said(base(), *gone, entry("periln", lr=1e-1, status=DIVERGED))
+    assert "periln at learning rate 0.01 with seeds 1, 2, 3 diverged at updates 20, 20, 20:" in text
+    assert "periln at learning rate 0.1 with seed 1 diverged at update 20:" in text
+    assert text.count("diverged") == 2
+
+
 def test_speeds_of_a_busy_machine_are_marked():
     """Speed or CPU share moved by more than 10 %: the arm is named; a calm one is not."""
     calm, busy = base(), entry("periln")

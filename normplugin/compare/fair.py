@@ -35,7 +35,7 @@ def compare(runs: Sequence[tuple[Job, Mapping[str, Any]]]) -> list[Finding]:
             found[Finding("seed", f"seed: {text}")] = None
         for fact in dict.fromkeys((*expected, *facts)):
             ours, theirs = facts.get(fact), expected.get(fact)
-            if fact not in (_CHOSEN, "seed") and ours != theirs:
+            if fact not in (_CHOSEN, "seed") and _differ(ours, theirs):
                 found[Finding(fact, _sentence(fact, job, reference, ours, theirs))] = None
     return list(found)
 
@@ -76,13 +76,22 @@ def check_parameters(job: Job, settings: Settings, got: int, baseline: int) -> F
 def _sentence(fact: str, job: Job, reference: Job, ours: Any, theirs: Any) -> str:
     where = ""
     if isinstance(ours, list) and isinstance(theirs, list) and _are_lines((*ours, *theirs)):
-        pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if a != b]
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if _differ(a, b)]
         if pairs:
             (at, ours), (other, theirs) = pairs[0]
             where = f", first at update {min(at, other):g}"
         else:
             ours, theirs = (f"{len(lines)} log lines" for lines in (ours, theirs))
     return f"{fact}: got {ours} for {job.name!r}; {theirs} for {reference.name!r}{where}"
+
+
+def _differ(ours: Any, theirs: Any) -> bool:
+    """Whether facts differ; a value of a list that one run does not know (None) may be any."""
+    if not (isinstance(ours, list) and isinstance(theirs, list)) or len(ours) != len(theirs):
+        return bool(ours != theirs)
+    if _are_lines((*ours, *theirs)):
+        return any(map(_differ, ours, theirs))
+    return any(a != b and None not in (a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def _are_lines(values: Sequence[Any]) -> bool:

@@ -17,9 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normplugin.compare.frameworks import LOG, Dataset
+from normplugin.compare.frameworks import DIAGNOSTICS, LOG, Dataset
 from normplugin.compare.record import Record, Score, Step, Trace
 from normplugin.data import manifest
+from normplugin.diagnostics import records
+from normplugin.diagnostics.options import DiagnosticsError
+from normplugin.diagnostics.records import BATCHES
 from normplugin.errors import CompareError
 
 CHECKPOINT = "checkpoint_last.pt"
@@ -65,7 +68,7 @@ _SETTINGS = {
     "decoder heads": ("model", "decoder_attention_heads"),
 }
 _FOUND = ("data", "log base", "vocabulary", "trained tokens", "tokens per update")
-FIELDS = (*_SETTINGS, *_FOUND, "place in the data", "scored tokens")
+FIELDS = (*_SETTINGS, *_FOUND, "batches", "place in the data", "scored tokens")
 
 
 def settings_facts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +79,15 @@ def settings_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "data": data.digest,
         **{name: _value(config, *place) for name, place in _SETTINGS.items()},
     }
+
+
+def _batches(path: Path) -> list[list[float | None]]:
+    """Return the hashes of all batches up to each record of the diagnostics, if there are any."""
+    try:
+        found = records.read(path)[0] if path.is_file() else []
+    except DiagnosticsError as error:
+        raise CompareError(str(error)) from None
+    return [[record.update, record.value] for record in found if record.name == BATCHES]
 
 
 def events(log: str) -> list[Step | Score]:
@@ -109,6 +121,7 @@ def read(folder: Path, curves: Trace) -> Record:
         "updates": _updates(state),
         "trained tokens": curves.train[-1].tokens if curves.train else None,
         "tokens per update": _tokens(lines),
+        "batches": _batches(folder / DIAGNOSTICS),
         "place in the data": _place(state),
         "scored tokens": scored,
     }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from normplugin.compare import html
 from normplugin.compare import results as record
@@ -177,6 +178,12 @@ def _speeds(arms: Sequence[Arm]) -> str:
     return _table(head, rows)
 
 
+def _order(settings: Mapping[str, Any]) -> str:
+    hashed = settings["framework"] == "fairseq" and settings.get("diagnostics")
+    known = "a CRC-32 of all batches between records" if hashed else "the order is not hashed"
+    return "data order: same seed, same data, same number of tokens in every log interval; " + known
+
+
 def _done(results: Results) -> list[str]:
     valid, settings = results.data["valid"], results.settings
     return [
@@ -185,8 +192,7 @@ def _done(results: Results) -> list[str]:
         f"{settings['updates']:,} updates of {settings['batch']} x {settings['window']} tokens "
         f"per run; seeds {settings['seeds']}, learning rates {settings['lrs']}",
         f"{settings['framework']}'s own trainer, one run after another, on {settings['device']}",
-        "data order: same seed, same data, same number of tokens in every log interval; the order "
-        "itself is not hashed",
+        _order(settings),
         "seconds: of training alone; tokens/s: the median of the log intervals after the first "
         "quarter",
         "machine: " + ", ".join(str(it) for it in results.machine.values()),

@@ -22,6 +22,7 @@ from typing import Any
 from normplugin.diagnostics.options import DiagnosticsError
 
 SCHEMA = 1
+BATCHES = "batches_crc32"  # see batches.py
 
 
 @dataclass(frozen=True)

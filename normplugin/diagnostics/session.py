@@ -10,10 +10,11 @@ from pathlib import Path
 import torch.distributed as dist
 
 from normplugin.diagnostics import records
+from normplugin.diagnostics.batches import BatchHash
 from normplugin.diagnostics.mapping import ModelMap, Place
 from normplugin.diagnostics.probe import Probe
 from normplugin.diagnostics.quantities import headroom_bits
-from normplugin.diagnostics.records import Record
+from normplugin.diagnostics.records import BATCHES, Record
 from normplugin.diagnostics.tally import Key
 
 Scalars = Callable[[dict[str, float], int], None]
@@ -52,8 +53,13 @@ class Session:
         finally:
             self.probe.detach()
 
-    def close(self, number: int, measured: bool, done: bool) -> None:
-        """Behind an update: write what was measured, or count it as skipped (overflow)."""
+    def close(
+        self, number: int, measured: bool, done: bool, batches: BatchHash | None = None
+    ) -> None:
+        """Behind an update: write what was measured, or count it as skipped (overflow).
+
+        ``batches`` has seen all that came since the record before.
+        """
         self.skipped += not done
         if not measured:
             return
@@ -63,8 +69,9 @@ class Session:
         values = self.probe.read()
         if self._writes or self.scalars is not None:
             found = summarize(values, number, self.skipped)
+            hashes = [Record(number, *RUN, BATCHES, batches.take(number))] if batches else []
             if self._writes:
-                records.append(self.path, found)
+                records.append(self.path, [*found, *hashes])
             if self.scalars is not None:
                 self.scalars(as_scalars(found), number)
 

@@ -83,6 +83,19 @@ def test_other_tokens_per_update_name_the_first_update():
     assert finding.text.endswith("first at update 20")
 
 
+def test_other_batches_name_the_first_update_and_unknown_ones_pass():
+    """A hash that a resumed run does not have may be any; another one may not."""
+    seen = [[1, 11.0], [20, 12.0], [40, 13.0]]
+    assert fair.compare([(job(), {"batches": seen}), (job("periln"), {"batches": seen[:]})]) == []
+    resumed = [[1, 11.0], [20, None], [40, 13.0]]
+    assert fair.compare([(job(), {"batches": seen}), (job("periln"), {"batches": resumed})]) == []
+    other = [[1, 11.0], [20, None], [40, 14.0]]
+    (finding,) = fair.compare([(job(), {"batches": seen}), (job("periln"), {"batches": other})])
+    assert finding.text.startswith("batches: got 14.0 for 'periln")
+    assert finding.text.endswith("first at update 40")
+    assert fair.compare([(job(), {"batches": seen}), (job("periln"), {"batches": seen[:2]})])
+
+
 def test_several_findings_are_counted():
     """The first is shown with the number of the others."""
     with pytest.raises(CompareError, match=re.escape("(1 more)")):

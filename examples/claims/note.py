@@ -8,6 +8,7 @@ written. A claim holds where the means over the seeds stand in the claimed order
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import statistics
 import sys
@@ -23,6 +24,7 @@ BASE = "upstream"  # fairseq's own Pre-LN model
 GRADIENT = ("postln", "normformer", BASE)
 STABILITY = ("normformer", BASE, "normformer+residual-scale")
 VARIANCE = ("postln", "periln", BASE)
+_DEPTH = ("gradient-", "variance-")  # of the pictures over depth, those that are shown
 
 
 def main(folder: Path, note: Path) -> None:
@@ -42,7 +44,8 @@ def main(folder: Path, note: Path) -> None:
         path = folder / name / results.NAME
         if path.is_file():
             found = results.read(path)
-            parts += [f"## {title}", _setting(found), report.text(found)]
+            day = datetime.date.fromtimestamp(path.stat().st_mtime)
+            parts += [f"## {title}", f"{day}. {_setting(found)}", report.text(found)]
             parts += [part for claim in claims for part in claim(found, path.parent)]
             parts += _pictures(found, path.parent, name, note)
     (note / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -158,9 +161,6 @@ def _pictures(found: Results, folder: Path, prefix: str, note: Path) -> Iterator
             path = note / f"{prefix}-{picture.name}.svg"
             path.write_text(pictures.file(picture, names), encoding="utf-8")
             yield f"![{picture.title}: {picture.alt}]({path.name})"
-
-
-_DEPTH = ("gradient-", "variance-")
 
 
 if __name__ == "__main__":

@@ -12,14 +12,16 @@ import datetime
 import itertools
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from normplugin.compare import curves, depth, pictures, report, results
 from normplugin.compare.pictures import Picture
 from normplugin.compare.results import Arm, Results
 from normplugin.diagnostics import records
+from normplugin.diagnostics.records import Record
 
+Records = Mapping[str, Sequence[Sequence[Record]]]  # by arm, then by run
 BASE = "upstream"  # fairseq's own Pre-LN model
 GRADIENT = ("postln", "normformer", BASE)
 STABILITY = ("normformer", BASE, "normformer+residual-scale")
@@ -46,7 +48,8 @@ def main(folder: Path, note: Path) -> None:
             found = results.read(path)
             day = datetime.date.fromtimestamp(path.stat().st_mtime)
             parts += [f"## {title}", f"{day}. {_setting(found)}", report.text(found)]
-            parts += [part for claim in claims for part in claim(found, path.parent)]
+            read = {arm.name: _read(arm, path.parent) for arm in found.arms}
+            parts += [part for claim in claims for part in claim(found, read)]
             parts += _pictures(found, path.parent, name, note)
     (note / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
@@ -60,11 +63,11 @@ def _setting(found: Results) -> str:
     )
 
 
-def _gradients(found: Results, folder: Path) -> Iterator[str]:
+def _gradients(found: Results, read: Records) -> Iterator[str]:
     """NormFormer, Figure 3: mean absolute gradient of the second FFN weight, first/last layer."""
     table = {
-        arm.name: _over_seeds(arm, folder, None, "fc2", "gradient_mean_abs_first_over_last")
-        for arm in found.arms
+        name: _over_seeds(runs, None, "fc2", "gradient_mean_abs_first_over_last")
+        for name, runs in read.items()
     }
     yield "### Gradient of the second FFN weight, first over last layer"
     yield "NormFormer's Figure 3 reports 0.11 for Post-LN, 1.5 for NormFormer, 4.2 for Pre-LN."
@@ -72,11 +75,11 @@ def _gradients(found: Results, folder: Path) -> Iterator[str]:
     yield _order("Mean over the records, smallest first", GRADIENT, _means(table))
 
 
-def _variance(found: Results, folder: Path) -> Iterator[str]:
+def _variance(found: Results, read: Records) -> Iterator[str]:
     """Peri-LN: Pre-LN's residual stream grows most with depth, Post-LN's does not."""
-    layers = max(record.layer or 0 for arm in found.arms for record in _read(arm, folder)[0])
+    layers = max((it.layer or 0 for run in read[BASE] for it in run), default=0)
     tables = [
-        {arm.name: _over_seeds(arm, folder, at, "stream", "variance") for arm in found.arms}
+        {name: _over_seeds(runs, at, "stream", "variance") for name, runs in read.items()}
         for at in (0, layers)
     ]
     yield f"### Variance of the residual stream behind layer {layers} over that in front of layer 1"
@@ -89,7 +92,7 @@ def _variance(found: Results, folder: Path) -> Iterator[str]:
     yield _order("After training, smallest first", VARIANCE, ends)
 
 
-def _stability(found: Results, folder: Path) -> Iterator[str]:
+def _stability(found: Results, read: Records) -> Iterator[str]:
     """NormFormer, Figure 5: updates survived."""
     survived = {
         arm.name: statistics.fmean(run.ramp.survived for run in arm.runs if run.ramp)
@@ -130,22 +133,21 @@ def _by_update(table: dict[str, dict[int, float]]) -> Iterator[str]:
 
 
 def _over_seeds(
-    arm: Arm, folder: Path, layer: int | None, part: str, name: str
+    runs: Sequence[Sequence[Record]], layer: int | None, part: str, name: str
 ) -> dict[int, float]:
     """Return the mean over the seeds of one quantity, by update, at the arm's best rate."""
     found: dict[int, list[float]] = {}
-    for run in _read(arm, folder):
+    for run in runs:
         for record in run:
             if (record.layer, record.part, record.name) == (layer, part, name) and record.value:
                 found.setdefault(record.update, []).append(record.value)
     return {update: statistics.fmean(values) for update, values in sorted(found.items())}
 
 
-def _read(arm: Arm, folder: Path) -> list[list[records.Record]]:
-    paths = [
-        folder.joinpath(*Path(r.diagnostics).parts[-4:]) for r in arm.at_best() if r.diagnostics
-    ]
-    return [records.read(path)[0] for path in paths if path.is_file()] or [[]]
+def _read(arm: Arm, folder: Path) -> list[list[Record]]:
+    """Return the records of every run at the arm's best rate."""
+    files = [depth.file(run.diagnostics, folder) for run in arm.at_best() if run.diagnostics]
+    return [records.read(path)[0] for path in files]
 
 
 def _pictures(found: Results, folder: Path, prefix: str, note: Path) -> Iterator[str]:

@@ -134,12 +134,17 @@ def pictures(results: Results, found: Records) -> Iterator[Picture]:
                 yield from _pictures(results, tables, quantity, stack, prefix)
 
 
+def file(diagnostics: str, folder: Path) -> Path:
+    """Return a run's file of records, also where the comparison's folder has been moved."""
+    moved = folder.joinpath(*Path(diagnostics).parts[-4:])  # runs/ARM/RUN/FILE
+    return moved if moved.is_file() else Path(diagnostics)
+
+
 def _file(arm: Arm, folder: Path) -> Path | None:
     """Return the file of an arm's records, also where the folder has been moved."""
     for run in arm.at_best():
         if run.diagnostics and run.has_loss:
-            moved = folder.joinpath(*Path(run.diagnostics).parts[-4:])  # runs/ARM/RUN/FILE
-            return moved if moved.is_file() else Path(run.diagnostics)
+            return file(run.diagnostics, folder)
     return None
 
 

@@ -14,6 +14,7 @@ from normplugin.compare.plan import Job, Settings
 from normplugin.errors import CompareError, unknown_value
 
 _CHOSEN = "learning rate"
+_PARTLY_KNOWN = "batches"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def compare(runs: Sequence[tuple[Job, Mapping[str, Any]]]) -> list[Finding]:
             found[Finding("seed", f"seed: {text}")] = None
         for fact in dict.fromkeys((*expected, *facts)):
             ours, theirs = facts.get(fact), expected.get(fact)
-            if fact not in (_CHOSEN, "seed") and _differ(ours, theirs):
+            if fact not in (_CHOSEN, "seed") and _differ(fact, ours, theirs):
                 found[Finding(fact, _sentence(fact, job, reference, ours, theirs))] = None
     return list(found)
 
@@ -76,7 +77,7 @@ def check_parameters(job: Job, settings: Settings, got: int, baseline: int) -> F
 def _sentence(fact: str, job: Job, reference: Job, ours: Any, theirs: Any) -> str:
     where = ""
     if isinstance(ours, list) and isinstance(theirs, list) and _are_lines((*ours, *theirs)):
-        pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if _differ(a, b)]
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if _differ(fact, [a], [b])]
         if pairs:
             (at, ours), (other, theirs) = pairs[0]
             where = f", first at update {min(at, other):g}"
@@ -85,13 +86,16 @@ def _sentence(fact: str, job: Job, reference: Job, ours: Any, theirs: Any) -> st
     return f"{fact}: got {ours} for {job.name!r}; {theirs} for {reference.name!r}{where}"
 
 
-def _differ(ours: Any, theirs: Any) -> bool:
-    """Whether facts differ; a value of a list that one run does not know (None) may be any."""
-    if not (isinstance(ours, list) and isinstance(theirs, list)) or len(ours) != len(theirs):
+def _differ(fact: str, ours: Any, theirs: Any) -> bool:
+    """Whether facts differ; of batches, a number that one run does not know (None) may be any."""
+    if fact != _PARTLY_KNOWN or not (isinstance(ours, list) and isinstance(theirs, list)):
         return bool(ours != theirs)
-    if _are_lines((*ours, *theirs)):
-        return any(map(_differ, ours, theirs))
-    return any(a != b and None not in (a, b) for a, b in zip(ours, theirs, strict=True))
+    return len(ours) != len(theirs) or any(map(_lines_differ, ours, theirs))
+
+
+def _lines_differ(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    (update, value), (other, expected) = ours, theirs
+    return update != other or (value != expected and None not in (value, expected))
 
 
 def _are_lines(values: Sequence[Any]) -> bool:

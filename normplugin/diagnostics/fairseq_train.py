@@ -90,14 +90,13 @@ class DiagnosticsTrainer(Trainer):
         master = distributed_utils.is_master(cfg.distributed_training)
         scalars = _tensorboard(cfg.common.tensorboard_logdir) if master else None
         self._session = Session(map_model(self.get_model()), interval, path, scalars)
-        self._interval = interval
         self._batches: BatchHash | None = None
 
     def train_step(self, samples, raise_oom=False):
         """One update; measured where it is due."""
         number = self.get_num_updates() + 1
         if self._batches is None:  # a checkpoint has been loaded by now
-            self._batches = BatchHash(self._interval, number - 1)
+            self._batches = BatchHash(self._session.interval, number - 1)
         self._batches.add(samples)
         with self._session.update(number) as measured:
             output = super().train_step(samples, raise_oom)

@@ -94,6 +94,8 @@ def test_other_batches_name_the_first_update_and_unknown_ones_pass():
     assert finding.text.startswith("batches: got 14.0 for 'periln")
     assert finding.text.endswith("first at update 40")
     assert fair.compare([(job(), {"batches": seen}), (job("periln"), {"batches": seen[:2]})])
+    tokens = "tokens per update"  # no other fact may be half known
+    assert fair.compare([(job(), {tokens: seen}), (job("periln"), {tokens: resumed})])
 
 
 def test_several_findings_are_counted():

@@ -18,11 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from normplugin.compare.frameworks import DIAGNOSTICS, LOG, Dataset
-from normplugin.compare.record import Record, Score, Step, Trace
+from normplugin.compare.record import Record, Score, Step, Trace, batches
 from normplugin.data import manifest
-from normplugin.diagnostics import records
-from normplugin.diagnostics.options import DiagnosticsError
-from normplugin.diagnostics.records import BATCHES
 from normplugin.errors import CompareError
 
 CHECKPOINT = "checkpoint_last.pt"
@@ -81,15 +78,6 @@ def settings_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _batches(path: Path) -> list[list[float | None]]:
-    """Return the hashes of all batches up to each record of the diagnostics, if there are any."""
-    try:
-        found = records.read(path)[0] if path.is_file() else []
-    except DiagnosticsError as error:
-        raise CompareError(str(error)) from None
-    return [[record.update, record.value] for record in found if record.name == BATCHES]
-
-
 def events(log: str) -> list[Step | Score]:
     """Return the training and validation lines of a log, or of a part of it."""
     found: list[Step | Score] = []
@@ -121,7 +109,7 @@ def read(folder: Path, curves: Trace) -> Record:
         "updates": _updates(state),
         "trained tokens": curves.train[-1].tokens if curves.train else None,
         "tokens per update": _tokens(lines),
-        "batches": _batches(folder / DIAGNOSTICS),
+        "batches": batches(folder / DIAGNOSTICS),
         "place in the data": _place(state),
         "scored tokens": scored,
     }

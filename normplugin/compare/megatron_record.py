@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normplugin.compare.frameworks import LOG, Dataset
-from normplugin.compare.record import Record, Score, Step, Trace
+from normplugin.compare.frameworks import DIAGNOSTICS, LOG, Dataset
+from normplugin.compare.record import Record, Score, Step, Trace, batches
 from normplugin.data import manifest
 from normplugin.errors import CompareError
 
@@ -54,7 +54,8 @@ _SETTINGS = {
     "gated linear unit": "swiglu",
     "untied output": "untie_embeddings_and_output_weights",
 }
-FIELDS = (*_SETTINGS, "data", "log base", "vocabulary", "tokens per update", "scored tokens")
+_FOUND = ("data", "log base", "vocabulary", "tokens per update", "batches", "scored tokens")
+FIELDS = (*_SETTINGS, *_FOUND)
 _LINE = re.compile(
     r" iteration +(?P<update>\d+)/.*?elapsed time per iteration \(ms\): (?P<ms>\S+)"
     r".*?global batch size: +(?P<batch>\d+) \|(?: lm loss: (?P<loss>\S+))?[^\n]*\n"
@@ -99,6 +100,7 @@ def read(folder: Path, curves: Trace) -> Record:
         "log base": _base(log),
         "vocabulary": vocabulary and int(vocabulary[1]),
         "tokens per update": [[point.update, point.tokens] for point in curves.train],
+        "batches": batches(folder / DIAGNOSTICS),
         "scored tokens": scored,
     }
     scheme = options.get("norm_scheme", "None")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from normplugin.compare.results import Point
+from normplugin.diagnostics import records
+from normplugin.diagnostics.options import DiagnosticsError
+from normplugin.errors import CompareError
 
 _WARM_UP_SHARE = 4  # one interval in four
 
@@ -68,6 +72,15 @@ class Record:
     loss: float
     scored: int
     peak_memory_bytes: int | None
+
+
+def batches(path: Path) -> list[list[float | None]]:
+    """Return the hashes of all batches up to each record of the diagnostics, if there are any."""
+    try:
+        found = records.read(path)[0] if path.is_file() else []
+    except DiagnosticsError as error:
+        raise CompareError(str(error)) from None
+    return [[record.update, record.value] for record in found if record.name == records.BATCHES]
 
 
 def trace(events: Iterable[Step | Score]) -> Trace:

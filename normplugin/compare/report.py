@@ -179,7 +179,7 @@ def _speeds(arms: Sequence[Arm]) -> str:
 
 
 def _order(settings: Mapping[str, Any]) -> str:
-    hashed = settings["framework"] == "fairseq" and settings.get("diagnostics")
+    hashed = settings.get("diagnostics")
     known = "a CRC-32 of all batches between records" if hashed else "the order is not hashed"
     return "data order: same seed, same data, same number of tokens in every log interval; " + known
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,12 @@ class BatchHash:
         for tensor in _integers(batches):
             self._value = zlib.crc32(tensor.cpu().contiguous().numpy(), self._value)
 
+    def watch(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield batches as they are asked for, and `add` them."""
+        for batch in batches:
+            self.add(batch)
+            yield batch
+
     def take(self, update: int) -> int | None:
         """Return the number for a record, and begin again.
 
@@ -42,7 +48,7 @@ class BatchHash:
 
 def _integers(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
-        if not torch.is_floating_point(batch):
+        if not batch.is_floating_point() and batch.dtype != torch.bool:  # masks can be large
             yield batch
     elif isinstance(batch, Mapping):
         for name in sorted(batch):

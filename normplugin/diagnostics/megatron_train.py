@@ -21,6 +21,7 @@ from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from megatron.training import get_args, get_tensorboard_writer, training
 from torch import Tensor, nn
 
+from normplugin.diagnostics.batches import BatchHash
 from normplugin.diagnostics.megatron_map import map_model
 from normplugin.diagnostics.options import DiagnosticsError
 from normplugin.diagnostics.session import Scalars, Session
@@ -48,18 +49,21 @@ class _Watched:
     def __init__(self, step: Callable[..., Any], interval: int, path: Path):
         self.step, self.interval, self.path = step, interval, path
         self.session: Session | None = None
+        self.batches: BatchHash | None = None
 
     def __call__(self, *args, **kwargs):
         given = inspect.signature(self.step).bind(*args, **kwargs).arguments
         model, optimizer = given["model"], given["optimizer"]
+        number = get_args().curr_iteration + 1
         if self.session is None:
             _check(get_args())
             self.session = Session(map_model(model), self.interval, self.path, _tensorboard())
-        number = get_args().curr_iteration + 1
+            self.batches = _hashed(given["data_iterator"], BatchHash(self.interval, number - 1))
         with self.session.update(number) as measured:
             with _measured_step(optimizer, self.session) if measured else contextlib.nullcontext():
                 result = self.step(*args, **kwargs)
-        self.session.close(number, measured, done=not result[1])  # Megatron's skipped_iter
+        skipped = bool(result[1])  # Megatron's skipped_iter
+        self.session.close(number, measured, not skipped, self.batches)
         return result
 
 
@@ -71,6 +75,18 @@ def _check(args: Any) -> None:
                 f"--{name.replace('_', '-')}: got {value!r} with --diagnostics-interval, which "
                 "cannot measure it. Drop one of them."
             )
+
+
+def _hashed(iterator: Any, batches: BatchHash) -> BatchHash | None:
+    """Show every batch to the hash, once; None on a rank that is given no data.
+
+    The iterator's type is Megatron's and stays (it can replay); a list has one per model chunk.
+    """
+    first = iterator[0] if isinstance(iterator, list) else iterator
+    if first is None:
+        return None
+    first.iterable = batches.watch(first.iterable)
+    return batches
 
 
 @contextlib.contextmanager

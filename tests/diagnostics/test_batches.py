@@ -10,7 +10,8 @@ from normplugin.diagnostics.batches import BatchHash
 def batch(first=0, pad=1.0):
     """A sample in fairseq's shape."""
     ids = torch.arange(first, first + 6).view(2, 3)
-    return {"id": ids[:, 0], "net_input": {"src_tokens": ids}, "weights": torch.full((2,), pad)}
+    net_input = {"src_tokens": ids, "mask": ids > pad}
+    return {"id": ids[:, 0], "net_input": net_input, "weights": torch.full((2,), pad)}
 
 
 def numbers(*firsts, interval=2, begun=0, pad=1.0):
@@ -24,7 +25,7 @@ def numbers(*firsts, interval=2, begun=0, pad=1.0):
 
 
 def test_equal_ids_have_equal_numbers():
-    """Floats say nothing of which batch it is."""
+    """Floats and masks say nothing of which batch it is."""
     assert numbers(0, 1, 2, 3) == numbers(0, 1, 2, 3, pad=2.0)
     assert len(set(numbers(0, 1, 2, 3).values())) == 3
 
@@ -34,6 +35,16 @@ def test_a_batch_between_two_records_counts():
     one, other = numbers(0, 1, 2, 3, 4, 5), numbers(0, 1, 9, 3, 4, 5)
     assert [update for update in one if one[update] != other[update]] == [4]
     assert numbers(0, 1, 2, 3)[4] != numbers(0, 1, 3, 2)[4]
+
+
+def test_batches_are_seen_as_they_are_asked_for():
+    """Not one ahead: a record between two of them is of the first."""
+    seen, added = BatchHash(1, 0), BatchHash(1, 0)
+    batches = seen.watch(iter([batch(0), batch(1)]))
+    for first in range(2):
+        added.add(batch(first))
+        assert next(batches)["id"][0] == first
+        assert seen.take(first + 1) == added.take(first + 1) != 0
 
 
 def test_what_a_resumed_run_did_not_see_is_unknown():

@@ -71,13 +71,35 @@ def one(train, plain, tmp_path_factory) -> tuple[dict, str]:
     file = tmp_path_factory.mktemp("one") / "d.jsonl"
     watch = ["--diagnostics-interval", 3, "--diagnostics-file", file]
     log = train(1, *SCHEME, "--load", plain[0], *watch, "--tensorboard-dir", file.parent)
+    assert hashes(file) == {3: None}  # of its batches, the run saw update 3's only
     return numbers(file), log
 
 
 def numbers(file: Path) -> dict:
     found, warnings = records.read(file)
     assert warnings == [] and len(file.read_text().splitlines()) == len(found)
-    return {r.place: r.value for r in found}
+    return {r.place: r.value for r in found if r.name != records.BATCHES}
+
+
+def hashes(file: Path) -> dict[int, float | None]:
+    return {r.update: r.value for r in records.read(file)[0] if r.name == records.BATCHES}
+
+
+def test_batches_are_told_apart_by_their_seed_alone(train, tmp_path):
+    """Whatever the scheme and the ranks that share a batch."""
+    runs = {
+        "one": (1,),
+        "pipeline": (2, "--pipeline-model-parallel-size", 2, *SCHEME),
+        "tensor": (2, *TP2, "--norm-scheme", "normformer"),
+        "other": (1, "--seed", 7),
+    }
+    for name, (processes, *options) in runs.items():
+        file = tmp_path / name
+        train(processes, *options, "--diagnostics-interval", 2, "--diagnostics-file", file)
+    one = hashes(tmp_path / "one")
+    assert one.keys() == {1, 2} and None not in one.values() and one[1] != one[2]
+    assert hashes(tmp_path / "pipeline") == hashes(tmp_path / "tensor") == one
+    assert not one.items() & hashes(tmp_path / "other").items()
 
 
 def test_the_loss_is_that_of_a_plain_run(plain, one):

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs the fairseq tests against the official release, fairseq 0.12.2 on Python 3.10. Not part of CI.
 #
-#   tests/fairseq_official.sh [pytest arguments]     default: tests/fairseq_plugin
+#   tests/fairseq_official.sh [PATH ...] [pytest options]     default: tests/fairseq_plugin
 #
 # PYTHON names the Python 3.10 (default python3.10). Its environment is made in OFFICIAL_ENV and kept,
 # or without it in a temporary folder. Record the result in docs/log.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -gt 0 ] || set -- tests/fairseq_plugin
+case "${1:--}" in -*) set -- tests/fairseq_plugin "$@" ;; esac
 env=${OFFICIAL_ENV:-$(mktemp -d)/env}
 [ -n "${OFFICIAL_ENV:-}" ] || trap 'rm -rf "$(dirname "$env")"' EXIT
 if [ ! -e "$env/ready" ]; then

@@ -12,16 +12,12 @@ from normplugin.compare.pictures import Line, Picture
 from normplugin.compare.results import Arm, Results
 from normplugin.diagnostics import records
 from normplugin.diagnostics.options import DiagnosticsError
+from normplugin.diagnostics.quantities import first_over_last
 from normplugin.diagnostics.records import Record
 
 Records = Mapping[int, Sequence[Record]]  # by the arm's place
 Layers = Sequence[float | None]  # one value per layer
 Table = Mapping[int, Mapping[int, float | None]]  # update -> layer -> value
-
-
-def _ratio(values: Layers) -> float | None:
-    first, last = values[0], values[-1]
-    return None if first is None or last is None else first / last
 
 
 def _last(values: Layers) -> float | None:
@@ -73,7 +69,7 @@ _QUANTITIES = (
         "How hard each layer is pulled. Pre-LN is known for larger gradients in early layers, "
         "Post-LN for larger ones in late layers; a flat line treats all layers alike.",
         ("Gradient: first over last layer", "ratio", 1.0, "Dotted: both layers alike."),
-        _ratio,
+        first_over_last,
     ),
     _Quantity(
         "variance",

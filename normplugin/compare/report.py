@@ -48,8 +48,8 @@ def text(results: Results) -> str:
     parts.append(
         "\n".join(
             [
-                *(f"not comparable: {line}." for line in results.mismatches),
-                *(f"caution: {line}" for line in results.cautions),
+                *(f"- not comparable: {line}." for line in results.mismatches),
+                *(f"- caution: {line}" for line in results.cautions),
             ]
         )
     )

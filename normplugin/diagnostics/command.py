@@ -69,6 +69,11 @@ def _load(path: Path, data: Path) -> tuple[Any, Any, Any, int]:
     import normplugin.fairseq_plugin  # noqa: F401 -- registers our architectures
 
     folder = data / "fairseq" if (data / "fairseq").is_dir() else data
+    if not any(folder.glob("dict.*")):
+        raise DataError(
+            f"--data: got {data}; it holds no fairseq data (a dict.txt, or one per language). "
+            "Name a folder of 'normplugin prepare', or of fairseq-preprocess."
+        )
     try:
         state = utils.load_checkpoint_to_cpu(str(path), {"data": str(folder)})
         updates = int(state["optimizer_history"][-1].get("num_updates", 0))

@@ -15,6 +15,7 @@ Dtype: fp32 at least.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -98,6 +99,12 @@ def abs_sum(gradient: Tensor) -> Tensor:
     """
     dtype = torch.promote_types(gradient.dtype, torch.float32)
     return torch.linalg.vector_norm(gradient, 1, dtype=dtype).double()
+
+
+def first_over_last(layers: Sequence[float | None]) -> float | None:
+    """Return the first layer's value over the last's; None where either is None, or the last 0."""
+    first, last = layers[0], layers[-1]
+    return first / last if first is not None and last else None
 
 
 def _wide(x: Tensor) -> Tensor:

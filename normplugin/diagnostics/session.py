@@ -13,7 +13,7 @@ from normplugin.diagnostics import records
 from normplugin.diagnostics.batches import BatchHash
 from normplugin.diagnostics.mapping import ModelMap, Place
 from normplugin.diagnostics.probe import Probe
-from normplugin.diagnostics.quantities import headroom_bits
+from normplugin.diagnostics.quantities import first_over_last, headroom_bits
 from normplugin.diagnostics.records import BATCHES, Record
 from normplugin.diagnostics.tally import Key
 
@@ -123,8 +123,7 @@ def _ratios(found: list[Record]) -> Iterator[tuple[Place, str, float | None]]:
             by_stack.setdefault(record.stack, []).append(record)
     for stack, layers in by_stack.items():
         layers.sort(key=lambda record: record.layer or 0)
-        first, last = layers[0].value, layers[-1].value
-        ratio = first / last if first is not None and last else None
+        ratio = first_over_last([record.value for record in layers])
         yield Place(stack, None, "fc2"), "gradient_mean_abs_first_over_last", ratio
 
 

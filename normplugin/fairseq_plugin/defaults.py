@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from normplugin.errors import SchemeError
 from normplugin.fairseq_plugin.checks import check_task, check_upstream_options
-from normplugin.fairseq_plugin.config import SIZES, scheme_of
 from normplugin.fairseq_plugin.layers import normalizes_before
+from normplugin.fairseq_plugin.scheme_options import SIZES, scheme_of
 from normplugin.placement import canonical_name
 from normplugin.presets import ARCHITECTURES, Architecture
 

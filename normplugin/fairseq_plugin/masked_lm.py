@@ -15,7 +15,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import OmegaConf, open_dict
 
-from normplugin.fairseq_plugin.config import (
+from normplugin.fairseq_plugin.scheme_options import (
     ACTIVATIONS,
     SIZES,
     SchemeConfig,

@@ -9,7 +9,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 
-from normplugin.fairseq_plugin.config import SIZES, SchemeConfig, left_to_architecture
+from normplugin.fairseq_plugin.scheme_options import SIZES, SchemeConfig, left_to_architecture
 from normplugin.fairseq_plugin.stacks import NormDecoder, placing_of
 
 

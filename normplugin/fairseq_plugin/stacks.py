@@ -19,9 +19,9 @@ from torch import nn
 
 from normplugin.fairseq_plugin import checkpoint
 from normplugin.fairseq_plugin.checks import check_task
-from normplugin.fairseq_plugin.config import scheme_of
 from normplugin.fairseq_plugin.defaults import complete
 from normplugin.fairseq_plugin.layers import DecoderLayer, EncoderLayer, normalizes_before
+from normplugin.fairseq_plugin.scheme_options import scheme_of
 from normplugin.fairseq_plugin.sites import check_promises, promised_layer, promised_stack
 from normplugin.norms import Norm
 from normplugin.placement import Dims, NormScheme

@@ -11,7 +11,12 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 
-from normplugin.fairseq_plugin.config import SIZES, SchemeConfig, about, left_to_architecture
+from normplugin.fairseq_plugin.scheme_options import (
+    SIZES,
+    SchemeConfig,
+    about,
+    left_to_architecture,
+)
 from normplugin.fairseq_plugin.stacks import NormDecoder, NormEncoder, placing_of
 
 

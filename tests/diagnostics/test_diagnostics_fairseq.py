@@ -219,6 +219,7 @@ def test_diagnose_measures_a_checkpoint(run, data, tmp_path, capsys):
     for words, message in (
         ([*argv, str(tmp_path / "a")], r"--out: got .*a, which exists; nothing is overwritten\."),
         (["diagnose", "none.pt", "--data", str(data)], "none.pt: got no such file; legal are"),
+        (["diagnose", checkpoint, "--data", str(tmp_path)], "it holds no fairseq data"),
         (["diagnose", str(tmp_path / "cut.pt"), "--data", str(data)], "fairseq cannot load it"),
         ([*argv[:4], "--batches", "0"], "--batches: got 0; legal are numbers from 1 on."),
         ([*argv[:4], "--subset", "exam"], "--subset: got 'exam'; there is no such data"),

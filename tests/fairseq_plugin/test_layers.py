@@ -9,7 +9,7 @@ import torch
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from fairseq_builders import DIMS, build_layer, layer_config
 
-from normplugin.fairseq_plugin.config import ACTIVATIONS
+from normplugin.fairseq_plugin.scheme_options import ACTIVATIONS
 from normplugin.fairseq_plugin.sites import reference_names
 from normplugin.placement import SCHEMES, resolve_scheme
 from normplugin.reference import ReferenceLayer, causal_mask

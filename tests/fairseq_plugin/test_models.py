@@ -12,8 +12,8 @@ from fairseq_builders import build_model
 from normplugin.errors import SchemeError
 from normplugin.fairseq_plugin import sites, stacks
 from normplugin.fairseq_plugin.checks import TASKS
-from normplugin.fairseq_plugin.config import scheme_of
 from normplugin.fairseq_plugin.models import NormLanguageModel
+from normplugin.fairseq_plugin.scheme_options import scheme_of
 from normplugin.placement import LETTERS, NAMED_SCHEMES, resolve_scheme
 from normplugin.presets import ARCHITECTURES
 from normplugin.reference import ReferenceNorm

@@ -95,9 +95,9 @@ def _variance(found: Results, read: Records) -> Iterator[str]:
 def _stability(found: Results, read: Records) -> Iterator[str]:
     """NormFormer, Figure 5: updates survived."""
     survived = {
-        arm.name: statistics.fmean(run.ramp.survived for run in arm.runs if run.ramp)
+        arm.name: statistics.fmean(it.survived for it in arm.ramps)
         for arm in found.arms
-        if any(run.ramp for run in arm.runs)
+        if arm.ramps
     }
     yield _order("Updates survived, most first", STABILITY, survived, descending=True)
 

@@ -74,9 +74,9 @@ def rates(results: Results) -> Picture | None:
 def ramps(results: Results) -> Picture | None:
     """Return the training loss while the learning rate grows; None without a ramp."""
     survived = {
-        arm.name: statistics.fmean(it.survived for it in ramps)
+        arm.name: statistics.fmean(it.survived for it in arm.ramps)
         for arm in results.arms
-        if (ramps := [run.ramp for run in arm.runs if run.ramp])
+        if arm.ramps
     }
     lines = [
         Line(place, [p.update for p in run.train], [p.loss for p in run.train], thin=number > 0)

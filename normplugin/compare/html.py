@@ -57,7 +57,6 @@ def _page(results: Results, folder: Path) -> str:
         draw=pictures.draw,
         glyph=pictures.glyph,
         colours=pictures.COLOURS,
-        ramp=any(run.ramp for arm in results.arms for run in arm.runs),
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,11 +42,12 @@ def remove(out: Path) -> None:
 
 def text(results: Results) -> str:
     """Return what is printed: the tables and their cautions."""
-    parts = [_table(_HEAD, [_row(arm, results.arms[0]) for arm in results.arms])]
-    if sum(len(arm.runs) for arm in results.arms) > len(results.arms):
-        parts.append(_runs(results.arms))
-    if any(run.ramp for arm in results.arms for run in arm.runs):
-        parts.append(_ramps(results.arms))
+    if results.is_ramp:
+        parts = [_survived(results.arms), _ramps(results.arms)]
+    else:
+        parts = [_table(_HEAD, [_row(arm, results.arms[0]) for arm in results.arms])]
+        if sum(len(arm.runs) for arm in results.arms) > len(results.arms):
+            parts.append(_runs(results.arms))
     parts.append(
         "\n".join(
             [
@@ -64,7 +67,7 @@ def _row(arm: Arm, baseline: Arm) -> list[str]:
     delta = arm.parameter_delta
     return [
         arm.name,
-        arm.verdict if arm.p_value is None else f"{arm.verdict} (p = {arm.p_value:.2g})",
+        _verdict(arm),
         _number(arm.best_lr, "g"),
         "-" if loss is None else f"{loss.mean:.4f}{spread}",
         change,
@@ -76,6 +79,10 @@ def _row(arm: Arm, baseline: Arm) -> list[str]:
         _number(arm.speed_ratio, ".2f", "x") + (doubt if arm.speed_ratio else ""),
         _number(arm.memory_ratio, ".2f", "x"),
     ]
+
+
+def _verdict(arm: Arm) -> str:
+    return arm.verdict if arm.p_value is None else f"{arm.verdict} (p = {arm.p_value:.2g})"
 
 
 def _reached(arm: Arm) -> str:
@@ -104,6 +111,21 @@ def _ended(run: Run) -> str:
     if run.status != record.FINISHED or not run.valid:
         return f"{run.status} at {run.stopped_at}"
     return f"{run.valid[-1].loss:.4f}"
+
+
+def _survived(arms: Sequence[Arm]) -> str:
+    """Return a row per arm of a ramp: means over its seeds."""
+    rows = [
+        [
+            arm.name,
+            _verdict(arm),
+            f"{statistics.fmean(it.survived for it in arm.ramps):.0f} (n = {len(arm.ramps)})",
+            f"{statistics.fmean(it.rate for it in arm.ramps):.3g}",
+        ]
+        for arm in arms
+        if arm.ramps
+    ]
+    return _table(("arm", "verdict", "updates survived", "learning rate reached"), rows)
 
 
 def _ramps(arms: Sequence[Arm]) -> str:
@@ -140,27 +162,31 @@ def _markdown(results: Results) -> str:
     parts = [
         f"# {results.title}",
         text(results),
-        "## Losses where every arm has had as much",
-        _equal(results.arms),
+        *([] if results.is_ramp else _equal(results.arms)),
         "## Speed and memory of every run",
         _speeds(results.arms),
         "## What was done",
         "\n".join(f"- {line}" for line in _done(results)),
-        "## What was found equal in all runs",
-        _table(("fact", "value"), [[name, str(it)] for name, it in results.facts.items()]),
+        *_facts(results.facts),
         "## Commands",
         *(f"```\n{shlex.join(run.command)}\n```" for arm in results.arms for run in arm.runs[:1]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _equal(arms: Sequence[Arm]) -> str:
+def _facts(facts: Mapping[str, Any]) -> list[str]:
+    rows = [[name, str(it)] for name, it in facts.items()]
+    return ["## What was found equal in all runs", _table(("fact", "value"), rows)] if rows else []
+
+
+def _equal(arms: Sequence[Arm]) -> list[str]:
     rows = [
         [arm.name, f"{it.updates:.4f}", f"{it.tokens:.4f}", f"{it.seconds:.4f}"]
         for arm in arms
         if (it := arm.loss_at)
     ]
-    return _table(("arm", "equal updates", "equal tokens", "equal seconds of training"), rows)
+    table = _table(("arm", "equal updates", "equal tokens", "equal seconds of training"), rows)
+    return ["## Losses where every arm has had as much", table]
 
 
 def _speeds(arms: Sequence[Arm]) -> str:
@@ -178,21 +204,25 @@ def _speeds(arms: Sequence[Arm]) -> str:
     return _table(head, rows)
 
 
-def _order(settings: Mapping[str, Any]) -> str:
-    hashed = settings.get("diagnostics")
+def _order(results: Results) -> str:
+    if not results.facts:
+        return "data order: same seed, same data; no run came to its end, where more is compared"
+    hashed = results.settings.get("diagnostics")
     known = "a CRC-32 of all batches between records" if hashed else "the order is not hashed"
     return "data order: same seed, same data, same number of tokens in every log interval; " + known
 
 
 def _done(results: Results) -> list[str]:
     valid, settings = results.data["valid"], results.settings
+    seeds, rates = (", ".join(f"{it:g}" for it in settings[name]) for name in ("seeds", "lrs"))
+    name = textwrap.shorten(str(results.data["name"]), 200, placeholder=" ...")
     return [
-        f"text: {results.data['name']}; validation on {valid['tokens']:,} tokens (the end of each "
+        f"text: {name}; validation on {valid['tokens']:,} tokens (the end of each "
         f"document included), {valid['bytes']:,} bytes",
         f"{settings['updates']:,} updates of {settings['batch']} x {settings['window']} tokens "
-        f"per run; seeds {settings['seeds']}, learning rates {settings['lrs']}",
+        f"per run; seeds {seeds}; learning rates {rates}",
         f"{settings['framework']}'s own trainer, one run after another, on {settings['device']}",
-        _order(settings),
+        _order(results),
         "seconds: of training alone; tokens/s: the median of the log intervals after the first "
         "quarter",
         "machine: " + ", ".join(str(it) for it in results.machine.values()),

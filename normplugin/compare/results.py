@@ -171,6 +171,11 @@ class Arm:
     p_value: float | None
     verdict: str
 
+    @property
+    def ramps(self) -> list[Ramp]:
+        """How every run survived the growing learning rate."""
+        return [run.ramp for run in self.runs if run.ramp]
+
     def at_best(self) -> list[Run]:
         """Return the runs at the best learning rate."""
         return [run for run in self.runs if run.lr == self.best_lr]
@@ -205,6 +210,11 @@ class Results:
     arms: list[Arm]
     mismatches: list[str]
     cautions: list[str]
+
+    @property
+    def is_ramp(self) -> bool:
+        """Whether the learning rate grew until the loss exploded."""
+        return any(arm.ramps for arm in self.arms)
 
 
 def mean_curve(runs: Sequence[Run]) -> list[Point]:

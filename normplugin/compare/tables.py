@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,8 @@ class Table:
 
 def summary(results: Results) -> Table:
     """Return one row per arm with what was found."""
+    if results.is_ramp:
+        return _survived(results)
     head = (
         *("arm", "verdict", "validation loss, nats/token", "change", "perplexity per token"),
         *("perplexity per word", "bits per byte", "best learning rate"),
@@ -117,6 +120,25 @@ def commands(results: Results) -> list[tuple[str, str, str]]:
     ]
 
 
+def _survived(results: Results) -> Table:
+    rows = [
+        [
+            _arm(place, results),
+            _verdict(arm),
+            Cell(f"{statistics.fmean(it.survived for it in arm.ramps):,.0f}"),
+            Cell(f"{statistics.fmean(it.rate for it in arm.ramps):.3g}"),
+        ]
+        for place, arm in enumerate(results.arms)
+        if arm.ramps
+    ]
+    head = ("arm", "verdict", "updates survived", "learning rate reached")
+    return Table("Every arm while its learning rate grew, mean over its seeds", head, rows)
+
+
+def _verdict(arm: Arm) -> Cell:
+    return Cell(arm.verdict, "" if arm.p_value is None else f"p = {arm.p_value:.2g}", words=True)
+
+
 def _summary(place: int, results: Results) -> list[Cell]:
     arm, base = results.arms[place], results.arms[0]
     why = "not finished" if arm.loss is None else ""
@@ -126,7 +148,7 @@ def _summary(place: int, results: Results) -> list[Cell]:
     never = why or ("never" if base.loss else "no baseline")
     return [
         _arm(place, results),
-        Cell(arm.verdict, "" if arm.p_value is None else f"p = {arm.p_value:.2g}", words=True),
+        _verdict(arm),
         _loss(arm),
         _number(change, "+.4f", why or ("" if place else "baseline")),
         _number(arm.token_perplexity, _fine(arm.token_perplexity), why or "too large"),

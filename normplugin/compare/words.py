@@ -63,7 +63,7 @@ def lead(results: Results) -> str:
 def sentence(arm: Arm, results: Results) -> str:
     """Return one arm's outcome with its numbers, how sure it is, and what it costs."""
     base = results.arms[0]
-    if any(run.ramp for run in arm.runs):
+    if arm.ramps:
         return _survived(arm, base)
     if arm.loss is None:
         return f"no learning rate at which every seed finished{_why(arm)}."
@@ -95,7 +95,7 @@ def placement(arm: Arm) -> str:
 
 def _changed(arm: Arm, results: Results) -> str:
     base = results.arms[0]
-    if any(run.ramp for run in arm.runs) or not (arm.loss and base.loss):
+    if arm.ramps or not (arm.loss and base.loss):
         return arm.name
     return f"{arm.name} ({arm.loss.mean / base.loss.mean - 1.0:+.1%} loss)"
 
@@ -147,7 +147,7 @@ def _cost(arm: Arm, base: Arm) -> str:
 
 
 def _survived(arm: Arm, base: Arm) -> str:
-    ours, theirs = ([run.ramp for run in it.runs if run.ramp] for it in (arm, base))
+    ours, theirs = arm.ramps, base.ramps
     said = (
         f"survived {statistics.fmean(it.survived for it in ours):,.0f} updates of a growing "
         f"learning rate, up to {statistics.fmean(it.rate for it in ours):.3g}"

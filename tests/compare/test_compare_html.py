@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from normplugin.compare import html, pictures
+from normplugin.compare import html, pictures, report
 from normplugin.compare.results import (
     DIVERGED,
     FAILED,
@@ -204,8 +204,12 @@ def test_a_ramp_tells_what_each_arm_survived(tmp_path: Path) -> None:
         arm(name, [run(status=DIVERGED, ramp=it)], "one seed")
         for name, it in zip(("periln", "upstream"), ramps[::-1], strict=True)
     )
-    page = html.render(comparison(arms=[base, ours]), tmp_path)
+    found = comparison(arms=[base, ours])
+    page = html.render(found, tmp_path)
     check(page)
+    table = report.text(found).splitlines()
+    assert [row.split(" | ")[2].strip() for row in table[2:4]] == ["20 (n = 1)", "31 (n = 1)"]
+    assert "perplexity per token" not in page and "ppl/token" not in table[0]
     assert "survived 31 updates of a growing learning rate, up to 3.1; upstream 20" in words(page)
     assert 'id="ramp-alt"' in page
 

@@ -100,8 +100,10 @@ def read(folder: Path, curves: Trace) -> Record:
     state = _checkpoint(folder / CHECKPOINT)
     lines = [(match[1], json.loads(match[2])) for match in _STATS.finditer(log)]
     scores = [line for kind, line in lines if kind == "valid"]
+    if not scores:
+        raise _lacks("a validation", folder)
     loss, scored = _last_validation(state, scores, folder)
-    base = _base(scores[-1], "valid_") if scores else None
+    base = _base(scores[-1], "valid_")
     _check_loss(loss, scores, base, folder)
     facts = settings_facts(state["cfg"]) | {
         "log base": base,
@@ -201,11 +203,15 @@ def _device_memory(log: str, lines: list[tuple[str, dict[str, Any]]]) -> int | N
 def _find(pattern: str, log: str, folder: Path) -> str:
     match = re.search(pattern, log)
     if match is None:
-        raise CompareError(
-            f"{folder / LOG}: got a log without {pattern!r}; fairseq's trainer writes it. "
-            "Run again with --force."
-        )
+        raise _lacks(repr(pattern), folder)
     return match[1]
+
+
+def _lacks(what: str, folder: Path) -> CompareError:
+    return CompareError(
+        f"{folder / LOG}: got a log without {what}; fairseq's trainer writes it. Run again with "
+        "--force."
+    )
 
 
 def _updates(state: Mapping[str, Any]) -> int:
@@ -246,7 +252,7 @@ def _meter(state: Mapping[str, Any], name: str, folder: Path) -> tuple[float, in
 def _check_loss(
     loss: float, scores: list[dict[str, Any]], base: float | None, folder: Path
 ) -> None:
-    said = float(scores[-1]["valid_loss"]) if scores else math.nan
+    said = float(scores[-1]["valid_loss"])
     if base is None or not abs(loss - said) <= 0.002:  # written so that NaN is refused
         raise CompareError(
             f"{folder}: got validation loss {loss:.4f} in the checkpoint and {said} in the log; "

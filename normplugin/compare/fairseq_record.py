@@ -171,7 +171,7 @@ def _tokens(lines: list[tuple[str, dict[str, Any]]]) -> list[list[float]]:
 def _vocabulary(log: str, folder: Path) -> list[int]:
     sizes = re.findall(r"[Dd]ictionary: (\d+) types", log)
     if not sizes:
-        _find(r"dictionary: (\d+) types", log, folder)
+        raise _lacks("a dictionary", folder)
     return [int(size) for size in dict.fromkeys(sizes)]
 
 

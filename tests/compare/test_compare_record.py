@@ -110,7 +110,7 @@ def test_a_loss_that_the_log_does_not_confirm_is_refused(folder, loss):
 def test_a_truncated_log_is_refused(folder):
     """Cut before the validation, it does not confirm the checkpoint."""
     (folder / LOG_NAME).write_text(LOG.partition("begin validation")[0], encoding="utf-8")
-    with pytest.raises(CompareError, match="train.log: got a log without a validation; fairseq"):
+    with pytest.raises(CompareError, match=r"train\.log: got a log without a validation; fairseq"):
         fairseq_record.read(folder, EMPTY)
 
 

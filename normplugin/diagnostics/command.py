@@ -1,11 +1,11 @@
-"""Measure a fairseq checkpoint: gradients, residual stream, sublayers and gains over depth.
+"""Measure a checkpoint: gradients, residual stream, sublayers and gains over depth.
 
-    normplugin diagnose checkpoint_best.pt --data DIR
+    normplugin diagnose checkpoint_best.pt --data DIR       fairseq's file
+    normplugin diagnose checkpoints --data DIR              Megatron's folder, or one iteration's
 
 Runs the model forward and backward on batches of the validation set, without dropout, and prints a
-table; --out also writes the records. During training: 'python -m
-normplugin.diagnostics.fairseq_train' and Megatron's --diagnostics-interval, for which
---load and one iteration measure a Megatron checkpoint.
+table; --out also writes the records. Of Megatron, GPTs that one process can hold; during training:
+its --diagnostics-interval, and 'python -m normplugin.diagnostics.fairseq_train'.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from normplugin.diagnostics import megatron_offline, records, table
 from normplugin.diagnostics.options import DiagnosticsError
+from normplugin.diagnostics.records import Record
 from normplugin.errors import CheckpointError, DataError, MissingFrameworkError, NormPluginError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the checkpoint, the data and how much of it."""
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="fairseq's .pt file")
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a file or folder")
     parser.add_argument(
         "--data", type=Path, required=True, metavar="DIR", help="of 'normplugin prepare' or fairseq"
     )
@@ -41,23 +43,31 @@ def run(args: argparse.Namespace) -> int:
         raise DiagnosticsError(
             f"--out: got {args.out}, which exists; nothing is overwritten. Name another file."
         )
-    from normplugin.diagnostics import records, table
-
-    model, task, cfg, update = _load(args.checkpoint, args.data)
-    found = _measure(model, task, cfg, args, update)
-    print(f"{args.checkpoint}: update {update}, {args.subset}, {args.batches} batches at most")
+    found = _measure(args)
+    print(f"{args.checkpoint}: update {found[0].update}, {args.subset}, {args.batches} batches")
     print(table.text(found))
     if args.out is not None:
         records.append(args.out, found)
     return 0
 
 
+def _measure(args: argparse.Namespace) -> list[Record]:
+    path = args.checkpoint
+    if megatron_offline.is_checkpoint(path):
+        import torch
+
+        cpu = args.cpu or not torch.cuda.is_available()
+        return megatron_offline.measure(path, args.data, args.subset, args.batches, cpu)
+    model, task, cfg, update = _load(path, args.data)
+    return _measure_fairseq(model, task, cfg, args, update)
+
+
 def _load(path: Path, data: Path) -> tuple[Any, Any, Any, int]:
     """Return model, task, configuration and updates trained, by fairseq's own loader."""
     if path.is_dir() or not path.exists():
         raise CheckpointError(
-            f"{path}: got no such file; legal are fairseq's checkpoint files. Check the path; a "
-            "Megatron checkpoint is measured in training with --diagnostics-interval."
+            f"{path}: got no such file; legal are fairseq's checkpoint files and the folders that "
+            "Megatron's --save names. Check the path."
         )
     try:
         import fairseq.checkpoint_utils as utils
@@ -89,7 +99,7 @@ def _load(path: Path, data: Path) -> tuple[Any, Any, Any, int]:
     return models[0], task, cfg, updates
 
 
-def _measure(model, task, cfg, args: argparse.Namespace, update: int) -> list:
+def _measure_fairseq(model, task, cfg, args: argparse.Namespace, update: int) -> list[Record]:
     """Return the records of a forward and backward pass over the first batches of a subset."""
     import torch
     from fairseq import utils

@@ -37,23 +37,25 @@ _SUPPORTED = {
 }
 
 
-def install(interval: int, path: Path) -> None:
-    """Measure every run of Megatron's trainer in this process."""
+def install(interval: int, path: Path, dropout: bool = True) -> None:
+    """Measure every run of Megatron's trainer in this process, also with its dropout off."""
     step = training.train_step
-    training.train_step = functools.wraps(step)(_Watched(step, interval, path))
+    training.train_step = functools.wraps(step)(_Watched(step, interval, path, dropout))
 
 
 class _Watched:
     """Megatron's ``train_step``, measured where it is due."""
 
-    def __init__(self, step: Callable[..., Any], interval: int, path: Path):
-        self.step, self.interval, self.path = step, interval, path
+    def __init__(self, step: Callable[..., Any], interval: int, path: Path, dropout: bool):
+        self.step, self.interval, self.path, self.dropout = step, interval, path, dropout
         self.session: Session | None = None
         self.batches: BatchHash | None = None
 
     def __call__(self, *args, **kwargs):
         given = inspect.signature(self.step).bind(*args, **kwargs).arguments
         model, optimizer = given["model"], given["optimizer"]
+        for part in model if not self.dropout else ():
+            part.eval()
         number = get_args().curr_iteration + 1
         if self.session is None:
             _check(get_args())

@@ -11,8 +11,9 @@ under ``normplugin.megatron_plugin.launch``.
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from normplugin.errors import MissingFrameworkError
 from normplugin.megatron_plugin.arguments import split_options
@@ -27,10 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in ("-h", "--help"):
         show_help(f"torchrun ... -m {PROGRAM} [options] [Megatron's options]", __doc__)
         return 0
-    return reported(PROGRAM, lambda: _train(words))
+    return reported(PROGRAM, lambda: train(words))
 
 
-def _train(words: list[str]) -> None:
+def train(words: Sequence[str], watched: Callable[[argparse.Namespace], None] = watch) -> None:
+    """Train as the words say; ``watched`` is given our options before Megatron begins."""
     ours, rest = split_options(words)
     sys.argv = [PROGRAM, *words, *start(ours, rest)]
     if ours.norm_scheme is not None:
@@ -45,7 +47,7 @@ def _train(words: list[str]) -> None:
         ) from error
     from normplugin.megatron_plugin.gpt import pretrain_gpt
 
-    watch(ours)
+    watched(ours)
     pretrain_gpt()
 
 

@@ -6,6 +6,7 @@ All runs go on from one checkpoint of one process: iteration 3 has the same weig
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import statistics as stdlib_module
 import subprocess
 import sys
@@ -53,16 +54,17 @@ def train(tmp_path_factory):
         words = [ENTRY, *TINY, *data_options(folder / "data"), *STILL, *options]
         return execute(torchrun(processes, *words), folder)
 
+    run.data = folder / "data"
     return run
 
 
 @pytest.fixture(scope="module")
-def plain(train, tmp_path_factory) -> tuple[Path, str]:
-    """A run without diagnostics: its checkpoint of iteration 2 and its log."""
+def plain(train, tmp_path_factory) -> tuple[Path, str, Path]:
+    """A run without diagnostics: its checkpoint of iteration 2, its log, and the data."""
     folder = tmp_path_factory.mktemp("checkpoint")
     log = train(1, *SCHEME, "--save", folder, "--save-interval", 2)
     (folder / "latest_checkpointed_iteration.txt").write_text("2")
-    return folder, log
+    return folder, log, train.data
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +135,51 @@ def test_two_processes_report_what_one_does(layout, train, plain, one, tmp_path)
     for key, value in expected.items():
         # fp32 sums in another order; the largest contribution is a difference of larger numbers
         assert found[key] == pytest.approx(value, rel=3e-5, abs=1e-7), key
+
+
+def test_diagnose_measures_a_checkpoint_as_training_would(train, plain, tmp_path, capsys):
+    """The same weights and batches give the same numbers, from the folder or one iteration's."""
+    data, out = plain[2], tmp_path / "out"
+    again = ["--load", plain[0], "--finetune", *WEIGHTS_ONLY, "--train-iters", 1]
+    file = tmp_path / "d.jsonl"
+    train(1, *SCHEME, *again, "--diagnostics-interval", 1, "--diagnostics-file", file)
+    words = ["--data", str(data), "--subset", "train", "--batches", "2", "--cpu"]
+    assert main(["diagnose", str(plain[0]), *words, "--out", str(out)]) == 0
+    expected = {(2, *place[1:]): value for place, value in numbers(file).items()}
+    assert numbers(out) == expected
+    printed = capsys.readouterr().out
+    assert "update 2, train, 2 batches" in printed and "attention.residual" in printed
+    assert main(["diagnose", str(plain[0] / "iter_0000002"), *words]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == printed.splitlines()[1:]
+
+
+def test_diagnose_has_no_dropout(train, plain, tmp_path):
+    """Half of what a sublayer computes would be dropped, and the rest doubled; of two ranks."""
+    save = ["--save", tmp_path / "c", "--save-interval", 2, "--hidden-dropout", 0.5]
+    train(2, "--norm-scheme", "preln", *TP2, *save, "--train-iters", 2)
+    out = tmp_path / "out"
+    words = ["diagnose", str(tmp_path / "c"), "--data", str(plain[2]), "--out", str(out)]
+    assert main([*words, "--cpu", "--batches", "1"]) == 0
+    found = numbers(out)
+    for layer in (1, 2):
+        raw = found[(2, "decoder", layer, "ffn", "raw_variance")]
+        assert found[(2, "decoder", layer, "ffn", "contribution_variance")] == pytest.approx(raw)
+
+
+def test_diagnose_refuses_in_one_sentence(plain, tmp_path, capsys):
+    """What is not there, and a trainer that fails."""
+    checkpoint = str(plain[0])
+    (tmp_path / "iter_0000009").mkdir()
+    broken = tmp_path / "data"
+    shutil.copytree(plain[2], broken)
+    (broken / "spm.model").write_bytes(b"no model")
+    for path, data, message in (
+        (checkpoint, tmp_path, "it has no megatron/valid_text_document.bin. Prepare it with"),
+        (tmp_path / "iter_0000009", plain[2], "got no arguments of iteration 9"),
+        (checkpoint, broken, "Megatron's trainer ended with exit status 1 and said: "),
+    ):
+        assert main(["diagnose", str(path), "--data", str(data), "--cpu"]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("entry", [[ENTRY], [LAUNCH, __file__]])

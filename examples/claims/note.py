@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from normplugin.compare import curves, depth, pictures, report, results
 from normplugin.compare.pictures import Picture
@@ -26,32 +27,42 @@ BASE = "upstream"  # fairseq's own Pre-LN model
 GRADIENT = ("postln", "normformer", BASE)
 STABILITY = ("normformer", BASE, "normformer+residual-scale")
 VARIANCE = ("postln", "periln", BASE)
+_HEAD = """# The papers' claims at a size that a CPU trains
+
+Written by `examples/claims/note.py` from the comparisons of `examples/claims/run.sh`. An order
+holds where the means over the seeds stand in it; what holds or fails here says nothing about larger
+models or longer runs."""
 _DEPTH = ("gradient-", "variance-")  # of the pictures over depth, those that are shown
+
+
+class Claim(NamedTuple):
+    """What a paper says, whether it was seen, and the numbers it is told by."""
+
+    verdict: str
+    numbers: Sequence[str] = ()
 
 
 def main(folder: Path, note: Path) -> None:
     """Write the note about what is there."""
     note.mkdir(parents=True, exist_ok=True)
-    parts = [
-        "# The papers' claims at a size that a CPU trains",
-        "Written by `examples/claims/note.py` from the comparisons of `examples/claims/run.sh`. A "
-        "claim holds where the means over the seeds stand in the claimed order; what holds or "
-        "fails here says nothing about larger models or longer runs.",
-    ]
+    short, parts = [], []
     for name, title, claims in (
-        ("lm", "Causal language models", (_gradients, _variance)),
+        ("lm", "Causal language models", (_losses, _gradients, _variance)),
         ("ramp", "Learning-rate ramp", (_stability,)),
-        ("mlm", "Masked language models", (_gradients, _variance)),
+        ("mlm", "Masked language models", (_losses, _gradients, _variance)),
     ):
         path = folder / name / results.NAME
         if path.is_file():
             found = results.read(path)
+            read = {arm.name: _read(arm, path.parent) for arm in found.arms}
+            told = [claim(found, read) for claim in claims]
+            short += [f"- {title}: {claim.verdict}" for claim in told]
             day = datetime.date.fromtimestamp(path.stat().st_mtime)
             parts += [f"## {title}", f"{day}. {_setting(found)}", report.text(found)]
-            read = {arm.name: _read(arm, path.parent) for arm in found.arms}
-            parts += [part for claim in claims for part in claim(found, read)]
+            parts += [part for claim in told for part in claim.numbers]
             parts += _pictures(found, path.parent, name, note)
-    (note / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    text = "\n\n".join([_HEAD, "\n".join(short), *parts]) + "\n"
+    (note / "README.md").write_text(text, encoding="utf-8")
 
 
 def _setting(found: Results) -> str:
@@ -63,43 +74,56 @@ def _setting(found: Results) -> str:
     )
 
 
-def _gradients(found: Results, read: Records) -> Iterator[str]:
+def _losses(found: Results, read: Records) -> Claim:
+    """Both papers: a lower loss than Pre-LN's."""
+    said = [f"{arm.name} {arm.loss.mean:.3f} ({arm.verdict})" for arm in found.arms if arm.loss]
+    return Claim(f"final validation loss: {', '.join(said)}.")
+
+
+def _gradients(found: Results, read: Records) -> Claim:
     """NormFormer, Figure 3: mean absolute gradient of the second FFN weight, first/last layer."""
     table = {
         name: _over_seeds(runs, None, "fc2", "gradient_mean_abs_first_over_last")
         for name, runs in read.items()
     }
-    yield "### Gradient of the second FFN weight, first over last layer"
-    yield "NormFormer's Figure 3 reports 0.11 for Post-LN, 1.5 for NormFormer, 4.2 for Pre-LN."
-    yield from _by_update(table)
-    yield _order("Mean over the records, smallest first", GRADIENT, _means(table))
+    what = "gradient of the second FFN weight, first over last layer, mean over the records"
+    return Claim(
+        _order(f"{what}, smallest first", GRADIENT, _means(table)),
+        [
+            "### Gradient of the second FFN weight, first over last layer",
+            "NormFormer's Figure 3 reports 0.11 for Post-LN, 1.5 for NormFormer, 4.2 for Pre-LN.",
+            _by_update(table),
+        ],
+    )
 
 
-def _variance(found: Results, read: Records) -> Iterator[str]:
+def _variance(found: Results, read: Records) -> Claim:
     """Peri-LN: Pre-LN's residual stream grows most with depth, Post-LN's does not."""
     layers = max((it.layer or 0 for run in read[BASE] for it in run), default=0)
     tables = [
         {name: _over_seeds(runs, at, "stream", "variance") for name, runs in read.items()}
         for at in (0, layers)
     ]
-    yield f"### Variance of the residual stream behind layer {layers} over that in front of layer 1"
     growth = {
         name: {update: value / tables[0][name][update] for update, value in last.items()}
         for name, last in tables[1].items()
     }
-    yield from _by_update(growth)
     ends = {name: [*values.values()][-1] for name, values in growth.items() if values}
-    yield _order("After training, smallest first", VARIANCE, ends)
+    over = f"behind layer {layers} over that in front of layer 1"
+    return Claim(
+        _order(f"variance of the stream {over}, after training, smallest first", VARIANCE, ends),
+        [f"### Variance of the residual stream {over}", _by_update(growth)],
+    )
 
 
-def _stability(found: Results, read: Records) -> Iterator[str]:
+def _stability(found: Results, read: Records) -> Claim:
     """NormFormer, Figure 5: updates survived."""
     survived = {
         arm.name: statistics.fmean(it.survived for it in arm.ramps)
         for arm in found.arms
         if arm.ramps
     }
-    yield _order("Updates survived, most first", STABILITY, survived, descending=True)
+    return Claim(_order("updates survived, most first", STABILITY, survived, descending=True))
 
 
 def _order(
@@ -108,19 +132,19 @@ def _order(
     """Say whether the values of the names stand in the claimed order."""
     missing = [name for name in names if name not in values]
     if missing:
-        return f"**{what}: not measured for {', '.join(missing)}.**"
+        return f"{what}: not measured for {', '.join(missing)}."
     pairs = itertools.pairwise(values[name] for name in names)
     holds = all(a >= b if descending else a <= b for a, b in pairs)
     said = ", ".join(f"{name} {values[name]:.3g}" for name in names)
-    return f"**{what}: {said}. The claimed order {'holds' if holds else 'does not hold'}.**"
+    return f"{what}: {said}. The claimed order **{'holds' if holds else 'does not hold'}**."
 
 
 def _means(table: dict[str, dict[int, float]]) -> dict[str, float]:
     return {name: statistics.fmean(row.values()) for name, row in table.items() if row}
 
 
-def _by_update(table: dict[str, dict[int, float]]) -> Iterator[str]:
-    """Yield a table of an arm's values at about five of its records."""
+def _by_update(table: dict[str, dict[int, float]]) -> str:
+    """Return a table of an arm's values at about five of its records."""
     updates = sorted({update for row in table.values() for update in row})
     shown = updates[:: max(1, len(updates) // 4)]
     shown += [updates[-1]] if updates and updates[-1] not in shown else []
@@ -129,7 +153,7 @@ def _by_update(table: dict[str, dict[int, float]]) -> Iterator[str]:
         for name, row in table.items()
     ]
     head = " | ".join(f"update {update:,}" for update in shown)
-    yield "\n".join([f"| arm | {head} |", f"| --- |{' ---: |' * len(shown)}", *rows])
+    return "\n".join([f"| arm | {head} |", f"| --- |{' ---: |' * len(shown)}", *rows])
 
 
 def _over_seeds(

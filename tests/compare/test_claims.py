@@ -45,9 +45,10 @@ def test_the_script_ends_in_a_note_with_pictures(text, tmp_path):
     said = (written / "README.md").read_text()
     for kind in ("lm", "mlm"):
         assert f"({kind}-loss-updates.svg)" in said
-    assert said.count("After training, smallest first: not measured for periln") == 2
-    assert said.count("Mean over the records, smallest first: postln ") == 1
+    assert said.count("after training, smallest first: not measured for periln.") == 2
+    assert said.count("mean over the records, smallest first: postln ") == 1
     assert said.count("not measured for normformer, normformer+residual-scale") == 1
+    assert said.count("models: final validation loss: upstream ") == 2
     pictures = sorted(path.name for path in written.glob("*.svg"))
     assert pictures and all(f"({name})" in said for name in pictures)
     assert ">postln</text>" in (written / "lm-loss-updates.svg").read_text()
@@ -56,7 +57,7 @@ def test_the_script_ends_in_a_note_with_pictures(text, tmp_path):
 def test_a_claim_holds_in_its_order_only(note):
     """Equal values hold too: nothing was claimed about by how much."""
     values = {"a": 1.0, "b": 2.0, "c": 2.0}
-    assert note._order("x", "abc", values).endswith("order holds.**")
-    assert note._order("x", "ba", values).endswith("does not hold.**")
-    assert note._order("x", "cba", values, descending=True).endswith("order holds.**")
+    assert note._order("x", "abc", values).endswith("order **holds**.")
+    assert note._order("x", "ba", values).endswith("**does not hold**.")
+    assert note._order("x", "cba", values, descending=True).endswith("order **holds**.")
     assert "not measured for d" in note._order("x", "abd", values)

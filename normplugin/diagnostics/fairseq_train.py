@@ -15,12 +15,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fairseq_cli import train  # isort: skip -- it sets up the log, in front of all of fairseq
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import progress_bar
 from fairseq.trainer import Trainer
-from fairseq_cli import train
 from torch import Tensor
 
 from normplugin.diagnostics.batches import BatchHash

@@ -70,7 +70,9 @@ def test_the_results_are_the_trainers_own(finished):
     assert found.facts["scored tokens"] == found.data["splits"]["valid"]["tokens"]
     for arm in found.arms:
         (run,) = arm.runs
-        bits = re.findall(r'"valid_loss": "([\d.]+)"', Path(run.log).read_text())
+        log = Path(run.log).read_text()
+        assert " | INFO | train_inner | {" in log  # as fairseq-train writes it
+        bits = re.findall(r'"valid_loss": "([\d.]+)"', log)
         assert arm.loss.mean == pytest.approx(nats(float(bits[-1])), abs=4e-4)
         assert arm.loss.mean == run.valid[-1].loss != nats(float(bits[-1]))
         assert [point.update for point in run.valid] == [2, 4, 6]

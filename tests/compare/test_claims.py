@@ -12,6 +12,7 @@ from compare_setup import ROOT
 
 CLAIMS = ROOT / "examples" / "claims"
 SMALL = {"VOCAB": "300", "SIZE": "2x16x2", "UPDATES": "4", "SEEDS": "1", "RATES": "1e-2"}
+SMALL |= {f"MLM_{name}": SMALL[name] for name in ("SIZE", "UPDATES", "RATES")}
 ARMS = {"ARMS": "postln,normformer", "RAMP_ARMS": "postln", "MLM_ARMS": "postln"}
 
 

@@ -214,7 +214,8 @@ def _order(results: Results) -> str:
 
 def _done(results: Results) -> list[str]:
     valid, settings = results.data["valid"], results.settings
-    seeds, rates = (", ".join(f"{it:g}" for it in settings[name]) for name in ("seeds", "lrs"))
+    seeds = ", ".join(str(seed) for seed in settings["seeds"])
+    rates = ", ".join(f"{rate:g}" for rate in settings["lrs"])
     name = textwrap.shorten(str(results.data["name"]), 200, placeholder=" ...")
     return [
         f"text: {name}; validation on {valid['tokens']:,} tokens (the end of each "

@@ -2,8 +2,8 @@
 
     python note.py FOLDER NOTE
 
-FOLDER holds lm, ramp and mlm, as far as they are finished; NOTE/README.md and its pictures are
-written. A claim holds where the means over the seeds stand in the claimed order.
+FOLDER holds rates, lm, ramp and mlm, as far as they are finished; NOTE/README.md and its pictures
+are written. A claim holds where the means over the seeds stand in the claimed order.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ def main(folder: Path, note: Path) -> None:
     """Write the note about what is there."""
     note.mkdir(parents=True, exist_ok=True)
     short, parts = [], []
-    for name, title, claims in (
-        ("lm", "Causal language models", (_losses, _gradients, _variance)),
-        ("ramp", "Learning-rate ramp", (_stability,)),
-        ("mlm", "Masked language models", (_losses, _gradients, _variance)),
+    inside = (_losses, _gradients, _variance)
+    for name, title, claims, pictured in (
+        ("rates", "Causal language models, every learning rate", (_rates,), _sweep),
+        ("lm", "Causal language models", inside, _trained),
+        ("ramp", "Learning-rate ramp", (_stability,), _ramp),
+        ("mlm", "Masked language models", inside, _trained),
     ):
         path = folder / name / results.NAME
         if path.is_file():
@@ -60,7 +62,7 @@ def main(folder: Path, note: Path) -> None:
             day = datetime.date.fromtimestamp(path.stat().st_mtime)
             parts += [f"## {title}", f"{day}. {_setting(found)}", report.text(found)]
             parts += [part for claim in told for part in claim.numbers]
-            parts += _pictures(found, path.parent, name, note)
+            parts += _drawn(pictured(found, path.parent), found, note / name)
     text = "\n\n".join([_HEAD, "\n".join(short), *parts]) + "\n"
     (note / "README.md").write_text(text, encoding="utf-8")
 
@@ -72,6 +74,13 @@ def _setting(found: Results) -> str:
         f"Size {it['size']} (layers x width x heads), {it['updates']:,} updates of {it['batch']} x "
         f"{it['window']} tokens, {seeds} seed{'s' * (seeds > 1)}; {versions}."
     )
+
+
+def _rates(found: Results, read: Records) -> Claim:
+    """Where each arm is to be looked at: neither at the lowest nor at the highest rate."""
+    said = [f"{arm.name} {arm.best_lr:g}" for arm in found.arms if arm.best_lr]
+    tried = ", ".join(f"{lr:g}" for lr in found.settings["lrs"])
+    return Claim(f"best of {tried}: {', '.join(said)}.")
 
 
 def _losses(found: Results, read: Records) -> Claim:
@@ -174,19 +183,28 @@ def _read(arm: Arm, folder: Path) -> list[list[Record]]:
     return [records.read(path)[0] for path in files]
 
 
-def _pictures(found: Results, folder: Path, prefix: str, note: Path) -> Iterator[str]:
+def _sweep(found: Results, folder: Path) -> list[Picture | None]:
+    return [curves.rates(found)]
+
+
+def _ramp(found: Results, folder: Path) -> list[Picture | None]:
+    return [curves.ramps(found)]
+
+
+def _trained(found: Results, folder: Path) -> list[Picture | None]:
+    """Losses, and the depth of the first seed."""
+    by_depth = depth.pictures(found, depth.find(found, folder)[0])
+    wanted = [it for it in by_depth if it.name.partition("-")[2].startswith(_DEPTH)]
+    return [*itertools.islice(curves.losses(found), 1), curves.rates(found), *wanted]
+
+
+def _drawn(drawn: Sequence[Picture | None], found: Results, prefix: Path) -> Iterator[str]:
+    """Write pictures beside the note, and yield what shows them there."""
     names = [arm.name for arm in found.arms]
-    ramp = curves.ramps(found)
-    drawn: list[Picture | None] = [ramp]
-    if ramp is None:
-        by_depth = depth.pictures(found, depth.find(found, folder)[0])
-        wanted = [it for it in by_depth if it.name.partition("-")[2].startswith(_DEPTH)]
-        drawn = [*itertools.islice(curves.losses(found), 1), curves.rates(found), *wanted]
-    for picture in drawn:
-        if picture:
-            path = note / f"{prefix}-{picture.name}.svg"
-            path.write_text(pictures.file(picture, names), encoding="utf-8")
-            yield f"![{picture.title}: {picture.alt}]({path.name})"
+    for picture in filter(None, drawn):
+        path = prefix.with_name(f"{prefix.name}-{picture.name}.svg")
+        path.write_text(pictures.file(picture, names), encoding="utf-8")
+        yield f"![{picture.title}: {picture.alt}]({path.name})"
 
 
 if __name__ == "__main__":

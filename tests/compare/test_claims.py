@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from compare_setup import ROOT
 
 CLAIMS = ROOT / "examples" / "claims"
 SMALL = {"VOCAB": "300", "SIZE": "2x16x2", "UPDATES": "4", "SEEDS": "1", "RATES": "1e-2"}
+SMALL |= {"WIDE": "1e-2,1e-3"}
 SMALL |= {f"MLM_{name}": SMALL[name] for name in ("SIZE", "UPDATES", "RATES")}
 ARMS = {"ARMS": "postln,normformer", "RAMP_ARMS": "postln", "MLM_ARMS": "postln"}
 
@@ -26,7 +28,7 @@ def note():
 
 
 def test_the_script_ends_in_a_note_with_pictures(text, tmp_path):
-    """Three comparisons; every claim is told as held, not held or not measured; pictures exist."""
+    """Four comparisons; every claim is told as held, not held or not measured; pictures exist."""
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, module in (("normplugin", "-m normplugin"), ("python", "")):
@@ -49,6 +51,7 @@ def test_the_script_ends_in_a_note_with_pictures(text, tmp_path):
     assert said.count("after training, smallest first: not measured for periln.") == 2
     assert said.count("mean over the records, smallest first: postln ") == 1
     assert said.count("not measured for normformer, normformer+residual-scale") == 1
+    assert re.search(r"every learning rate: best of 0.01, 0.001: upstream 0.01", said)
     assert said.count("models: final validation loss: upstream ") == 2
     pictures = sorted(path.name for path in written.glob("*.svg"))
     assert pictures and all(f"({name})" in said for name in pictures)

@@ -44,9 +44,8 @@ def run(args: argparse.Namespace) -> int:
             f"--out: got {args.out}, which exists; nothing is overwritten. Name another file."
         )
     found = _measure(args)
-    print(
-        f"{args.checkpoint}: update {found[0].update}, {args.subset}, {args.batches} batches at most"
-    )
+    measured = f"update {found[0].update}, {args.subset}, {args.batches} batches at most"
+    print(f"{args.checkpoint}: {measured}")
     print(table.text(found))
     if args.out is not None:
         records.append(args.out, found)

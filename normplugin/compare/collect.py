@@ -7,10 +7,12 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from normplugin.compare import fair, verdict
-from normplugin.compare.frameworks import Dataset
+from normplugin.compare.frameworks import DIAGNOSTICS, Dataset
 from normplugin.compare.plan import Job, Settings
+from normplugin.compare.record import batches
 from normplugin.compare.results import FINISHED, Arm, Loss, LossAt, Point, Run, mean_curve
 from normplugin.compare.run import Done
 from normplugin.data import units
@@ -30,6 +32,8 @@ def findings(entries: Sequence[Entry], settings: Settings, data: Dataset) -> lis
     """Return what speaks against ranking the finished runs."""
     finished = [(e.job, e.done.record) for e in entries if e.done.record]
     found = fair.compare([(job, record.facts) for job, record in finished])
+    if settings.ramp:
+        found += fair.compare(_first_batches(entries))
     whole = data.valid.predicted()
     if settings.framework == "fairseq" and settings.kind != "mlm":
         found += [
@@ -46,6 +50,13 @@ def findings(entries: Sequence[Entry], settings: Settings, data: Dataset) -> lis
         checks = (fair.check_parameters(j, settings, r.parameters, base) for j, r in finished)
         found += [finding for finding in dict.fromkeys(checks) if finding]
     return found
+
+
+def _first_batches(entries: Sequence[Entry]) -> list[tuple[Job, dict[str, Any]]]:
+    """Return what runs tell that a growing learning rate ended: batches, as far as all went."""
+    told = [(entry.job, batches(entry.job.folder / DIAGNOSTICS)) for entry in entries]
+    common = min((len(numbers) for _, numbers in told), default=0)
+    return [(job, {"batches": numbers[:common]}) for job, numbers in told]
 
 
 @dataclass(frozen=True)

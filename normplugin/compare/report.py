@@ -205,11 +205,14 @@ def _speeds(arms: Sequence[Arm]) -> str:
 
 
 def _order(results: Results) -> str:
-    if not results.facts:
-        return "data order: same seed, same data; no run came to its end, where more is compared"
-    hashed = results.settings.get("diagnostics")
-    known = "a CRC-32 of all batches between records" if hashed else "the order is not hashed"
-    return "data order: same seed, same data, same number of tokens in every log interval; " + known
+    if not results.settings.get("diagnostics"):
+        known = "the order is not hashed"
+    elif results.is_ramp:
+        known = "a CRC-32 of all batches between records, as far as every run went"
+    else:
+        known = "a CRC-32 of all batches between records"
+    tokens = "" if results.is_ramp else ", same number of tokens in every log interval"
+    return f"data order: same seed, same data{tokens}; {known}"
 
 
 def _done(results: Results) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -14,6 +15,8 @@ from normplugin.compare import collect, fair, report, results, verdict
 from normplugin.compare.cautions import cautions
 from normplugin.compare.plan import Settings
 from normplugin.compare.results import DIVERGED, FAILED, Results
+from normplugin.diagnostics import records
+from normplugin.diagnostics.records import BATCHES, Record
 from normplugin.errors import CompareError
 
 UPSTREAM = SCHEMES["upstream"]
@@ -233,6 +236,24 @@ def test_a_ramp_is_judged_by_the_updates_survived():
     entries += [entry("periln", seed=s, ramp=200 + s, status=DIVERGED) for s in (1, 2, 3)]
     upstream, periln = arms(*entries, ramp=True)
     assert (upstream.verdict, periln.verdict) == ("baseline", "better")
+
+
+def test_a_ramp_is_of_the_same_batches_as_far_as_all_runs_went(tmp_path):
+    """No run needs to end well for that; behind the shortest run nothing is compared."""
+
+    def ran(arm, *numbers):
+        it = entry(arm, ramp=100, status=DIVERGED)
+        folder = tmp_path / arm
+        found = [Record(10 * n, "", None, "run", BATCHES, x) for n, x in enumerate(numbers, 1)]
+        records.append(folder / "diagnostics.jsonl", found)
+        return dataclasses.replace(it, job=dataclasses.replace(it.job, folder=folder))
+
+    ramp = Settings(lrs=(1.0,), ramp=True)
+    runs = [ran("preln", 7, 8, 9), ran("periln", 7, None)]
+    assert collect.findings(runs, ramp, DATA) == []
+    (finding,) = collect.findings([*runs, ran("normformer", 7, 6)], ramp, DATA)
+    assert finding.text.startswith("batches: got 6 for 'normformer lr 0.002 seed 1'; 8 for ")
+    assert finding.text.endswith(", first at update 20")
 
 
 def said(*entries, **settings):

@@ -3,8 +3,8 @@
 #
 #   examples/claims/run.sh [FOLDER]      default: claims; needs normplugin[fairseq,report]
 #
-# About three and a half hours of one core. It goes on where it was stopped, and the comparisons may be run side
-# by side. Writes FOLDER/note/README.md and its pictures; docs/claims/ is such a note.
+# About four hours of one core. It goes on where it was stopped, and the comparisons may be run
+# side by side. Writes FOLDER/note/README.md and its pictures; docs/claims/ is such a note.
 set -euo pipefail
 out=${1:-claims}
 deep="--size ${SIZE:-12x64x2} --updates ${UPDATES:-300}"
@@ -28,7 +28,7 @@ normplugin compare --out "$out/ramp" $deep $shared $seeds --lr-ramp 1.5 --valida
 
 # Masked language models learn later: in 300 updates, 12 layers learn how often each piece occurs.
 normplugin compare --out "$out/mlm" --kind mlm $shared $seeds \
-  --size "${MLM_SIZE:-4x64x2}" --updates "${MLM_UPDATES:-600}" --lr "${MLM_RATES:-1e-3,3e-3}" \
-  --validations 3 --arms "${MLM_ARMS:-postln,periln,normformer}"
+  --size "${MLM_SIZE:-4x64x2}" --updates "${MLM_UPDATES:-600}" --validations 3 \
+  --lr "${MLM_RATES:-3e-4,1e-3,3e-3,1e-2}" --arms "${MLM_ARMS:-postln,periln,normformer}"
 
 python "$here/note.py" "$out" "$out/note"

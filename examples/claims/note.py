@@ -2,8 +2,8 @@
 
     python note.py FOLDER NOTE
 
-FOLDER holds rates, lm, ramp and mlm, as far as they are finished; NOTE/README.md and its pictures
-are written. A claim holds where the means over the seeds stand in the claimed order.
+FOLDER holds the comparisons, as far as they are finished; NOTE/README.md and its pictures are
+written. A claim holds where the means over the seeds stand in the claimed order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def main(folder: Path, note: Path) -> None:
     for name, title, claims, pictured in (
         ("rates", "Causal language models, every learning rate", (_rates,), _sweep),
         ("lm", "Causal language models", inside, _trained),
+        ("long", "Causal language models, longer", (_losses,), _trained),
         ("ramp", "Learning-rate ramp", (_stability,), _ramp),
+        ("mlm-rates", "Masked language models, every learning rate", (_rates,), _sweep),
         ("mlm", "Masked language models", inside, _trained),
     ):
         path = folder / name / results.NAME

@@ -22,13 +22,19 @@ normplugin compare --out "$out/rates" $deep $shared $arms --lr "${WIDE:-3e-4,1e-
 [ -d "$out/lm" ] || cp -r "$out/rates" "$out/lm"
 normplugin compare --out "$out/lm" $deep $shared $seeds $arms --lr "${RATES:-1e-3,3e-3,1e-2}"
 
+# Four times as long, at the rate that was best for these.
+normplugin compare --out "$out/long" --size "${SIZE:-12x64x2}" --updates "${LONG:-1200}" $shared \
+  --seeds "${LONG_SEEDS:-1,2}" --lr 1e-2 --validations 6 --arms periln,normformer
+
 # The learning rate grows until the loss explodes.
 normplugin compare --out "$out/ramp" $deep $shared $seeds --lr-ramp 1.5 --validations 1 \
   --arms "${RAMP_ARMS:-postln,periln,normformer,normformer+residual-scale}"
 
 # Masked language models learn later: in 300 updates, 12 layers learn how often each piece occurs.
-normplugin compare --out "$out/mlm" --kind mlm $shared $seeds \
-  --size "${MLM_SIZE:-4x64x2}" --updates "${MLM_UPDATES:-600}" --validations 3 \
-  --lr "${MLM_RATES:-3e-4,1e-3,3e-3,1e-2}" --arms "${MLM_ARMS:-postln,periln,normformer}"
+masked="--kind mlm --size ${MLM_SIZE:-4x64x2} --updates ${MLM_UPDATES:-600} --validations 3"
+masked+=" --arms ${MLM_ARMS:-postln,periln,normformer}"
+normplugin compare --out "$out/mlm-rates" $masked $shared --lr "${MLM_WIDE:-3e-4,1e-3,3e-3,1e-2}"
+[ -d "$out/mlm" ] || cp -r "$out/mlm-rates" "$out/mlm"
+normplugin compare --out "$out/mlm" $masked $shared $seeds --lr "${MLM_RATES:-1e-3,3e-3}"
 
 python "$here/note.py" "$out" "$out/note"

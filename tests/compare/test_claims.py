@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 
@@ -13,8 +12,8 @@ from compare_setup import ROOT
 
 CLAIMS = ROOT / "examples" / "claims"
 SMALL = {"VOCAB": "300", "SIZE": "2x16x2", "UPDATES": "4", "SEEDS": "1", "RATES": "1e-2"}
-SMALL |= {"WIDE": "1e-2,1e-3"}
 SMALL |= {f"MLM_{name}": SMALL[name] for name in ("SIZE", "UPDATES", "RATES")}
+SMALL |= {"WIDE": "1e-2", "MLM_WIDE": "1e-2", "LONG": "6", "LONG_SEEDS": "1"}
 ARMS = {"ARMS": "postln,normformer", "RAMP_ARMS": "postln", "MLM_ARMS": "postln"}
 
 
@@ -28,7 +27,7 @@ def note():
 
 
 def test_the_script_ends_in_a_note_with_pictures(text, tmp_path):
-    """Four comparisons; every claim is told as held, not held or not measured; pictures exist."""
+    """Six comparisons; every claim is told as held, not held or not measured; pictures exist."""
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, module in (("normplugin", "-m normplugin"), ("python", "")):
@@ -51,7 +50,8 @@ def test_the_script_ends_in_a_note_with_pictures(text, tmp_path):
     assert said.count("after training, smallest first: not measured for periln.") == 2
     assert said.count("mean over the records, smallest first: postln ") == 1
     assert said.count("not measured for normformer, normformer+residual-scale") == 1
-    assert re.search(r"every learning rate: best of 0.01, 0.001: upstream 0.01", said)
+    assert said.count("every learning rate: best of 0.01: upstream 0.01, postln 0.01") == 2
+    assert "longer: final validation loss: upstream " in said
     assert said.count("models: final validation loss: upstream ") == 2
     pictures = sorted(path.name for path in written.glob("*.svg"))
     assert pictures and all(f"({name})" in said for name in pictures)

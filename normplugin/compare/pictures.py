@@ -7,6 +7,7 @@ Matplotlib draws with marker colours, which are then replaced: ``#fe00NN`` by th
 from __future__ import annotations
 
 import io
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -125,6 +126,7 @@ def file(picture: Picture, names: Sequence[str]) -> str:
 
 
 def _svg(picture: Picture, names: Sequence[str] = ()) -> str:
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq has every INFO printed
     import matplotlib
     from matplotlib.figure import Figure
 

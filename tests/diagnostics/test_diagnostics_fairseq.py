@@ -108,7 +108,8 @@ def test_training_is_bit_identical(argv, run, tmp_path):
     found, steps, weights = run(*argv, "--tensorboard-logdir", tmp_path / "tb")
     assert losses(steps) == losses(plain_steps) and len(steps) == 4
     for name, value in plain.items():
-        assert torch.equal(weights[name], value), name
+        if not name.endswith("_float_tensor"):  # a marker that fairseq 0.12.2 leaves unset
+            assert torch.equal(weights[name], value), name
     assert {key[0] for key in found} == {1, 2, 4}
     for update in (1, 2, 4):
         total = found[(update, "", None, "run", "gradient_norm")]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the Megatron layer and spec tests against other releases of megatron-core. Not part of CI.
+# Runs the Megatron layer, spec and diagnostics tests against other releases of megatron-core. Not part
+# of CI.
 #
 #   tests/megatron_versions.sh [VERSION ...]     default: 0.16.1 0.17.1 0.18.2 0.19.2
 #
@@ -18,6 +19,7 @@ for version in "$@"; do
   PYTHONPATH="$folder/$version:$PWD${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS=1 \
     "$python" -m pytest -p no:cacheprovider tests/megatron_plugin/test_megatron_layers.py \
     tests/megatron_plugin/test_megatron_specs.py \
-    tests/megatron_plugin/test_megatron_tensor_parallel.py || status=1
+    tests/megatron_plugin/test_megatron_tensor_parallel.py \
+    tests/diagnostics/test_megatron_map.py tests/diagnostics/test_diagnostics_megatron.py || status=1
 done
 exit $status
